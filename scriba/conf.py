@@ -1,0 +1,46 @@
+"""The optional setting ``SCRIBA``, a dict: typed here, read live, so that ``override_settings`` works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from django.conf import settings
+
+from scriba.exceptions import ConfigurationError, did_you_mean
+
+__all__ = ["Settings", "scriba_settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every key of ``settings.SCRIBA`` with its default; times are seconds, sizes are bytes."""
+
+    lease_s: float = 15.0  #: how long an owner may be silent before another process takes over
+    drain_timeout_s: float = 30.0  #: how long SIGTERM waits for handlers that are still running
+    busy_poll_s: float = 0.01  #: longest wait between two looks at the source while events flow
+    idle_poll_s: float = 0.25  #: the same while nothing comes
+    max_bytes_in_flight: int = 64_000_000  #: payload bytes read but not settled, per projection
+    max_letter_bytes: int = 256_000  #: a dead letter's payload beyond this is cut, with a mark
+    redact: Callable[[str, Any], Any] | None = None  #: (event type, data) -> what a dead letter may store
+    transient_sqlstates: tuple[str, ...] = ()  #: further SQLSTATEs (or two-letter classes) to repeat
+    integrity_sqlstates: tuple[str, ...] = ()  #: further SQLSTATEs (or classes) that are one event's fault
+    structural_sqlstates: tuple[str, ...] = ()  #: further SQLSTATEs (or classes) that halt
+
+
+def scriba_settings() -> Settings:
+    """Return the settings as they are now.
+
+    Raises :class:`~scriba.exceptions.ConfigurationError` for an unknown key (``manage.py check`` says it first).
+    """
+    given: Any = getattr(settings, "SCRIBA", {})
+    if not isinstance(given, Mapping):
+        msg = f"settings.SCRIBA must be a dict, not {given!r}."
+        raise ConfigurationError(msg)
+    known = [field.name for field in fields(Settings)]
+    for name in given:
+        if name not in known:
+            msg = f"settings.SCRIBA: unknown key {name!r}{did_you_mean(str(name), known)}"
+            raise ConfigurationError(msg)
+    return Settings(**given)

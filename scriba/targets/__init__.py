@@ -1,0 +1,5 @@
+"""Where read models live."""
+
+from scriba.targets.orm import OrmTarget
+
+__all__ = ["OrmTarget"]
