@@ -284,6 +284,11 @@ class Writer(Protocol):
 class Batch(Protocol):
     """One open transaction."""
 
+    @property
+    def wrote(self) -> bool:
+        """Whether the handler of the running (or last) attempt has itself executed a write on this connection."""
+        ...
+
     def cursors(self, keys: Sequence[str]) -> dict[str, int]:
         """Return the durable cursors of those of `keys` that have one."""
         ...

@@ -1,0 +1,34 @@
+"""Ordering key → lane, by a stable hash: a key is in one lane for the life of a run, in every process.
+
+Python's own ``hash()`` is salted per process and would scatter a key's events over lanes after a restart.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+from scriba.protocols import SLICES
+
+if TYPE_CHECKING:
+    from scriba.protocols import Lease
+
+__all__ = ["HASH_NAME", "lane_of", "owns", "slice_of"]
+
+HASH_NAME = "crc32"  #: recorded per projection: a start with another hash function is refused
+
+
+def slice_of(key: str) -> int:
+    """Return which of the 1,024 slices `key` falls into: what segments are cut by."""
+    return zlib.crc32(key.encode("utf-8", "surrogatepass")) % SLICES
+
+
+def lane_of(key: str, lanes: int) -> int:
+    """Return the lane of `key`. Uses other bits than :func:`slice_of`, so that a segment fills all its lanes."""
+    return (zlib.crc32(key.encode("utf-8", "surrogatepass")) // SLICES) % lanes
+
+
+def owns(lease: Lease, key: str) -> bool:
+    """Say whether `key` belongs to the segment of `lease`."""
+    whole = lease.slice_from == 0 and lease.slice_to == SLICES - 1
+    return whole or lease.slice_from <= slice_of(key) <= lease.slice_to

@@ -1,0 +1,590 @@
+"""★ An event's whole life, top to bottom: dedup, handle, commit, settle. The other half is ``targets/orm.py``.
+
+A :class:`LaneRun` settles the events of one lane, a batch at a time, in order. It starts no thread, opens no
+transaction of its own and holds no lock: everything durable happens inside ``writer.batch()``, and what it remembers
+changes only after that block has been left without an error.
+
+What always holds:
+
+* every event of a batch is settled exactly one way, and its key's cursor moves with it, skips included;
+* a failing event never holds a transaction open while it waits: what came before it is committed first;
+* an error of the database is never blamed on an event before a verdict pass has found it guilty.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from scriba import signals
+from scriba.engine.letters import letter_for
+from scriba.engine.telemetry import event_fields, send
+from scriba.event import EventMeta, SkipEvent
+from scriba.exceptions import InvalidReturn, PermanentFailure, RetryAfter
+from scriba.protocols import (
+    Counters,
+    CursorMove,
+    CursorRefused,
+    Failure,
+    FailureKind,
+    FenceLost,
+    Settlement,
+    WriteFailed,
+)
+from scriba.results import ACCEPTED, Done, Fail, Skip, writes_of
+
+if TYPE_CHECKING:
+    from scriba.engine.circuit import Circuit
+    from scriba.engine.lanes import Routed
+    from scriba.protocols import Batch, Lease, Letter, Writer
+    from scriba.registry import Projection
+
+__all__ = ["BACKOFF_S", "DecodeFailed", "FailReturned", "Halt", "HandlerExited", "LaneRun", "Step"]
+
+logger = logging.getLogger("scriba")
+
+#: Waits between repeats of a batch after transient errors; the last one goes on for ever.
+BACKOFF_S = (0.0, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0)
+#: Repeats of a *bounded* transient error (one slow event repeats it for ever) before events are tried singly,
+#: and before a single event is given up on.
+BOUNDED_REPEATS = 4
+#: Cursors remembered per lane while positions may still be repeats.
+CURSORS_KEPT = 20_000
+SKIPS_BEFORE_WARNING = 1_000
+
+
+class Halt(Exception):  # noqa: N818 - a decision that travels to the coordinator
+    """Nothing of this projection may go on until a human has acted; `label` is short, the message says why."""
+
+    def __init__(self, cause: str, label: str) -> None:
+        super().__init__(cause)
+        self.label = label
+
+
+class Step(NamedTuple):
+    """What one call of :meth:`LaneRun.step` did: events settled from the front, and how long to wait now."""
+
+    settled: int
+    wait_s: float = 0.0
+    problem: str = ""
+
+
+class DecodeFailed(PermanentFailure):
+    """The payload could not be decoded; the cause says why. Not retried: bytes do not get better."""
+
+
+class FailReturned(Exception):  # noqa: N818 - stands for the handler's Fail(reason)
+    """The handler returned ``Fail(reason)``."""
+
+
+class HandlerExited(PermanentFailure):
+    """The handler raised SystemExit, KeyboardInterrupt or GeneratorExit: a thread is not a process to leave."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a batch will settle, collected while it is open."""
+
+    settled: int = 0
+    moves: dict[str, CursorMove] = field(default_factory=dict)
+    letters: list[Letter] = field(default_factory=list)
+    skips: list[tuple[Routed, str]] = field(default_factory=list)
+    counters: Counters = field(default_factory=Counters)
+    attempted: int = 0
+    wiped: int = 0  #: attempts that failed as their event's own fault (integrity, decoding)
+    retry: tuple[int, float] | None = None  #: (failed attempts of the next event, seconds to wait)
+    halt: Halt | None = None  #: raise after what came before is committed
+
+    @property
+    def is_cut(self) -> bool:
+        return self.retry is not None or self.halt is not None
+
+    def move(self, item: Routed, *, applied: bool) -> None:
+        position, known = item.event.position, self.moves.get(item.key)
+        first = known.first if known else position
+        last_applied = position if applied else (known.applied if known else None)
+        self.moves[item.key] = CursorMove(item.key, first, position, last_applied)
+
+    def merge(self, part: Tally) -> None:
+        """Add what a later run of events of the same batch settled."""
+        self.settled += part.settled
+        for key, move in part.moves.items():
+            known = self.moves.get(key)
+            if known:
+                applied = known.applied if move.applied is None else move.applied
+                move = CursorMove(key, known.first, move.last, applied)  # noqa: PLW2901 - joined with what was known
+            self.moves[key] = move
+        self.letters += part.letters
+        self.skips += part.skips
+        for name in ("applied", "skipped", "dead_lettered", "deduplicated"):
+            setattr(self.counters, name, getattr(self.counters, name) + getattr(part.counters, name))
+        self.attempted += part.attempted
+        self.wiped += part.wiped
+        self.retry, self.halt = part.retry, part.halt
+
+
+class LaneRun:
+    """The events of one lane, settled in order on one writer. Used by one thread."""
+
+    def __init__(  # noqa: PLR0913 - each is a collaborator or a fact of this ownership
+        self,
+        projection: Projection,
+        writer: Writer,
+        lease: Lease,
+        lane: int,
+        circuit: Circuit,
+        *,
+        ceiling: int,
+        floor: int,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._projection = projection
+        self._identity = projection.identity
+        self._writer = writer
+        self._lease = lease
+        self._lane = lane
+        self._circuit = circuit
+        self._floor = floor
+        self._stopping = stopping
+        self._lookup_below = ceiling  #: at or below it an event may have been settled before
+        self._cursors: dict[str, int] = {}
+        self._failed: tuple[int, int] = (-1, 0)  #: (position, failed attempts) of the event that waits for a retry
+        self._repeats = 0
+        self._bounded_repeats = 0
+        self._singly = 0  #: so many events are tried one by one, to find the slow one
+        self._judging = 0  #: so many events get a verdict pass next
+        self._blamed: tuple[int, Failure, BaseException] | None = None
+        self._skips_in_a_row: int | None = 0
+        self.last_commit = time.monotonic()
+
+    # --- the main function ------------------------------------------------------------------------------
+
+    def step(self, items: Sequence[Routed]) -> Step:
+        """Try one batch of `items`; settle a prefix of them, or say how long to wait before the next try.
+
+        Raises :class:`Halt` and :class:`~scriba.protocols.FenceLost`, after which nothing more may be tried.
+        """
+        batch = items[: self._batch_limit(len(items))]
+        started = time.monotonic()
+        try:
+            tally = self._commit(batch)
+        except (Halt, FenceLost):
+            raise
+        except CursorRefused:
+            self._distrust(batch)
+            return self._repeat(Failure(FailureKind.TRANSIENT, "cursor moved elsewhere"), None, batch)
+        except Exception as error:  # noqa: BLE001 - whatever the database said is classified, never swallowed
+            return self._after_failure(*self._failure_of(error), batch)
+        self._remember(batch, tally)
+        self._announce(tally, started)
+        if tally.halt is not None:
+            raise tally.halt
+        return Step(tally.settled, tally.retry[1] if tally.retry else 0.0)
+
+    def _batch_limit(self, available: int) -> int:
+        if self._singly or self._blamed:
+            return 1
+        return min(available, self._judging or self._projection.batch_size)
+
+    def _commit(self, items: Sequence[Routed]) -> Tally:
+        """One transaction: handle, write, move cursors, count. Returns after the commit."""
+        with self._writer.batch(self._lease.fence, verdict=bool(self._judging)) as batch:
+            fresh = self._without_repeats(batch, items)
+            held = self._held_keys(batch, fresh)
+            tally = self._verdicts(batch, fresh, held) if self._judging else self._apply(batch, fresh, held)
+            repeats = len(items) - len(fresh)
+            if repeats:
+                tally = self._count_repeats(items, fresh, tally)
+            if self._circuit.is_wipeout(tally.attempted, tally.wiped):
+                raise self._wipeout(tally)
+            counters = tally.counters
+            counters.unmatched = batch.settle(
+                Settlement(
+                    moves=[tally.moves[key] for key in sorted(tally.moves)],
+                    letters=tally.letters,
+                    counters=counters,
+                    segment=self._lease.segment,
+                    lane=self._lane,
+                )
+            )
+        return tally
+
+    # --- dedup ------------------------------------------------------------------------------------------
+
+    def _without_repeats(self, batch: Batch, items: Sequence[Routed]) -> Sequence[Routed]:
+        """Leave out what was settled before. Above the ceiling nothing can be, and nothing is looked up."""
+        if items[0].event.position > max(self._lookup_below, self._floor):
+            return items
+        doubtful = [item for item in items if self._floor < item.event.position <= self._lookup_below]
+        cursors = {item.key: self._cursors[item.key] for item in doubtful if item.key in self._cursors}
+        unknown = sorted({item.key for item in doubtful} - cursors.keys())
+        if unknown:
+            found = dict.fromkeys(unknown, -1) | batch.cursors(unknown)
+            if len(self._cursors) + len(found) > CURSORS_KEPT:
+                self._cursors.clear()
+            self._cursors.update(found)
+            cursors.update(found)
+        return [
+            item
+            for item in items
+            if item.event.position > self._lookup_below
+            or (item.event.position > self._floor and item.event.position > cursors[item.key])
+        ]
+
+    def _count_repeats(self, items: Sequence[Routed], fresh: Sequence[Routed], tally: Tally) -> Tally:
+        """Count the left-out events that stand before the point where the batch was cut."""
+        positions = {item.event.position for item in fresh}
+        cut = fresh[tally.settled].event.position if tally.settled < len(fresh) else None
+        for item in items:
+            if item.event.position == cut:
+                break
+            if item.event.position not in positions:
+                tally.skips.append((item, "dedup"))
+                tally.counters.skipped += 1
+                tally.counters.deduplicated += 1
+                tally.settled += 1
+        return tally
+
+    # --- the ordinary pass ------------------------------------------------------------------------------
+
+    def _apply(self, batch: Batch, items: Sequence[Routed], held: set[str]) -> Tally:
+        """Call the handler for each event in order; stop early where one must wait for its retry.
+
+        `held` are the keys with an open letter under ``on_failure="park"``; a new letter adds its key.
+        """
+        tally = Tally()
+        call = _HandlerCall(self._projection, batch)
+        for item in items:
+            if item.key in held:
+                self._park(tally, item)
+            else:
+                letters = len(tally.letters)
+                self._apply_one(batch, call, item, tally)
+                if tally.is_cut:
+                    return tally
+                if len(tally.letters) > letters and self._projection.on_failure == "park":
+                    held.add(item.key)
+            tally.settled += 1
+            if self._stopping():
+                return tally
+        return tally
+
+    def _apply_one(self, batch: Batch, call: _HandlerCall, item: Routed, tally: Tally) -> None:
+        if self._blamed and self._blamed[0] == item.event.position:
+            self._give_up(tally, item, self._blamed[2], kind=self._blamed[1].label, wiped=False)
+            return
+        call.item = item
+        try:
+            outcome = batch.attempt(call)
+        except WriteFailed as failed:
+            if not failed.guilty or failed.failure.kind is not FailureKind.INTEGRITY:
+                raise
+            self._give_up(tally, item, failed.__cause__ or failed, kind=failed.failure.label, wiped=True)
+        except SkipEvent:
+            self._skip(tally, item)
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything; it becomes a retry or a letter
+            self._handler_failed(tally, item, error)
+        else:
+            if outcome:
+                batch.add(outcome)
+            if outcome is None or outcome:
+                tally.attempted += 1
+                tally.counters.applied += 1
+                tally.move(item, applied=True)
+            else:
+                self._skip(tally, item)
+
+    def _handler_failed(self, tally: Tally, item: Routed, error: Exception) -> None:
+        """Decide between another attempt, later and in a batch of its own, and the end."""
+        attempt = self._attempts_of(item) + 1
+        wait_s = None if isinstance(error, PermanentFailure) else self._projection.retry.wait_after(attempt)
+        if wait_s is not None:
+            wait_s = error.seconds if isinstance(error, RetryAfter) else wait_s
+            tally.retry = (attempt, wait_s)
+        else:
+            self._give_up(tally, item, error, kind=None, wiped=isinstance(error, DecodeFailed))
+
+    def _give_up(self, tally: Tally, item: Routed, error: BaseException, *, kind: str | None, wiped: bool) -> None:
+        """End an event as a dead letter, or the projection with it under ``on_failure="halt"``."""
+        cause: BaseException | Fail = error
+        if isinstance(error, DecodeFailed | HandlerExited) and error.__cause__ is not None:
+            cause = error.__cause__
+            kind = f"decode:{type(cause).__qualname__}" if isinstance(error, DecodeFailed) else kind
+        elif isinstance(error, FailReturned):
+            cause = Fail(error.args[0])
+        letter = letter_for(item.event, item.key, cause, self._attempts_of(item) + 1, self._identity, kind=kind)
+        if self._projection.on_failure == "halt":
+            tally.halt = Halt(
+                f"position {item.event.position} ({item.event.type}) failed with {letter.error_kind}: {letter.message}. "
+                "on_failure='halt': nothing was skipped. Fix the cause, then stop and start the projection: this very "
+                "event is tried again.",
+                letter.error_kind,
+            )
+            return
+        tally.letters.append(letter)
+        tally.counters.dead_lettered += 1
+        tally.move(item, applied=False)
+        if wiped:
+            tally.attempted += 1
+            tally.wiped += 1
+
+    def _skip(self, tally: Tally, item: Routed) -> None:
+        tally.skips.append((item, "handler"))
+        tally.counters.skipped += 1
+        tally.move(item, applied=False)
+
+    def _park(self, tally: Tally, item: Routed) -> None:
+        behind = "held behind an earlier dead letter of the same key; released in order when that one is replayed"
+        letter = letter_for(
+            item.event, item.key, Fail(behind), 0, self._identity, kind="parked", status="parked"
+        )
+        tally.letters.append(letter)
+        tally.counters.dead_lettered += 1
+        tally.move(item, applied=False)
+
+    def _held_keys(self, batch: Batch, items: Sequence[Routed]) -> set[str]:
+        if self._projection.on_failure != "park" or not items:
+            return set()
+        return set(batch.held_keys(sorted({item.key for item in items})))
+
+    def _attempts_of(self, item: Routed) -> int:
+        position, attempts = self._failed
+        return attempts if position == item.event.position else 0
+
+    # --- the verdict pass -------------------------------------------------------------------------------
+
+    def _verdicts(self, batch: Batch, items: Sequence[Routed], held: set[str]) -> Tally:
+        """Find the guilty by halves, each half under a savepoint: k bad among n cost O(k log n) savepoints."""
+        tally = Tally()
+        pending = [items]
+        while pending and not tally.is_cut:
+            part = pending.pop()
+            held_then = set(held)  # a part that is undone must not leave keys behind
+            try:
+                judged = batch.trial(lambda part=part, held=held_then: self._apply(batch, part, held))  # type: ignore[misc]
+            except Exception as error:  # noqa: BLE001 - classified; only what is one event's fault stays here
+                failure, cause = self._failure_of(error)
+                if failure.kind is not FailureKind.INTEGRITY:
+                    raise
+                if len(part) > 1:
+                    pending += [part[len(part) // 2 :], part[: len(part) // 2]]
+                    continue
+                judged = self._guilty(part[0], cause, failure)
+                held_then |= {part[0].key} if self._projection.on_failure == "park" else set()
+            held = held_then
+            tally.merge(judged)
+            if judged.settled < len(part):
+                break
+        return tally
+
+    def _guilty(self, item: Routed, cause: BaseException, failure: Failure) -> Tally:
+        verdict = Tally()
+        self._give_up(verdict, item, cause, kind=failure.label, wiped=True)
+        verdict.settled = 0 if verdict.is_cut else 1
+        return verdict
+
+    def _failure_of(self, error: Exception) -> tuple[Failure, BaseException]:
+        if isinstance(error, WriteFailed):
+            return error.failure, error.__cause__ or error
+        return self._projection.target.classify(error), error
+
+    def _wipeout(self, tally: Tally) -> Halt:
+        letter = tally.letters[-1]
+        return Halt(
+            f"all {tally.attempted} attempted writes of a batch failed, the last one with {letter.error_kind}: {letter.message} "
+            "That is no bad event but a handler, a schema or a key that no longer fits. Nothing was dead-lettered and no "
+            "cursor moved; fix it, then stop and start the projection.",
+            "integrity_wipeout",
+        )
+
+    # --- after a batch that did not commit ----------------------------------------------------------------
+
+    def _after_failure(self, failure: Failure, error: BaseException, batch: Sequence[Routed]) -> Step:
+        self._distrust(batch)
+        send(signals.batch_failed, self._identity, count=len(batch), reason=failure.label, lane=self._lane)
+        if failure.kind is FailureKind.STRUCTURAL:
+            msg = f"{failure.label}: {_text(error)}"
+            raise Halt(msg, failure.label) from error
+        if failure.kind is FailureKind.INTEGRITY:
+            if self._judging:  # even a pass in which each event was judged did not commit: nothing left to isolate
+                return self._repeat(failure, error, batch, bounded=True)
+            self._judging = len(batch)
+            return Step(0)
+        return self._repeat(failure, error, batch, bounded=failure.bounded)
+
+    def _repeat(
+        self, failure: Failure, error: BaseException | None, batch: Sequence[Routed], *, bounded: bool = False
+    ) -> Step:
+        """Say how long to wait before the same events are tried again; blame one that repeats for ever."""
+        if bounded and error is not None:
+            self._bounded_repeats += 1
+            if self._bounded_repeats > BOUNDED_REPEATS:
+                self._bounded_repeats = 0
+                if len(batch) == 1:
+                    self._blamed = (batch[0].event.position, failure, error)
+                else:
+                    self._singly = len(batch)
+                return Step(0, problem=failure.label)
+        wait_s = BACKOFF_S[min(self._repeats, len(BACKOFF_S) - 1)]
+        self._repeats += 1
+        return Step(0, wait_s, f"{failure.label}: {_text(error)}" if error else failure.label)
+
+    def _distrust(self, batch: Sequence[Routed]) -> None:
+        """Believe the database only: the batch may have been committed although its answer was lost."""
+        self._cursors.clear()
+        self._lookup_below = max(self._lookup_below, batch[-1].event.position)
+
+    # --- after a batch that did ---------------------------------------------------------------------------
+
+    def _remember(self, batch: Sequence[Routed], tally: Tally) -> None:
+        self._circuit.committed(tally.attempted, tally.wiped)
+        self._repeats = self._bounded_repeats = 0
+        self._singly = max(0, self._singly - tally.settled)
+        self._judging = max(0, self._judging - tally.settled) if self._judging else 0
+        if tally.settled:
+            self._blamed = None
+            last = batch[tally.settled - 1].event.position
+            if last <= self._lookup_below:
+                self._cursors.update((key, move.last) for key, move in tally.moves.items())
+            else:
+                self._cursors.clear()
+            self._lookup_below = max(self._lookup_below, last)  # what this lane has settled can only be a repeat
+        if tally.retry is not None:
+            self._failed = (batch[tally.settled].event.position, tally.retry[0])
+        self.last_commit = time.monotonic()
+
+    def _announce(self, tally: Tally, started: float) -> None:
+        """Send the outcome signals: after the commit, and rows and signals agree on every path."""
+        identity, now = self._identity, time.time()
+        for item, reason in tally.skips if signals.event_skipped.receivers else ():
+            send(signals.event_skipped, identity, system_time=now, reason=reason, **event_fields(item.event))
+        for letter in tally.letters:
+            send(
+                signals.dead_lettered,
+                identity,
+                system_time=now,
+                error_kind=letter.error_kind,
+                status=letter.status,
+                **event_fields(letter.event),
+            )
+        if tally.counters.unmatched:
+            send(signals.writes_unmatched, identity, count=tally.counters.unmatched, lane=self._lane)
+        if tally.settled:
+            duration = time.monotonic() - started
+            send(signals.batch_stopped, identity, duration=duration, batch_size=tally.settled, lane=self._lane)
+        self._warn_about_skips(tally)
+
+    def _warn_about_skips(self, tally: Tally) -> None:
+        """Warn once when nothing but skips came: nearly always a handler that matches on the wrong thing."""
+        if self._skips_in_a_row is None:
+            return
+        if tally.counters.skipped - tally.counters.deduplicated < tally.settled - tally.counters.deduplicated:
+            self._skips_in_a_row = None
+            return
+        self._skips_in_a_row += tally.counters.skipped - tally.counters.deduplicated
+        if self._skips_in_a_row >= SKIPS_BEFORE_WARNING:
+            self._skips_in_a_row = None
+            logger.warning(
+                "%s: the first %d events of lane %d were all Skip(). Without types= the handler gets a dict: does it "
+                "match on meta.type?",
+                self._identity,
+                SKIPS_BEFORE_WARNING,
+                self._lane,
+                extra={"projection": self._identity.name, "version": self._identity.version, "lane": self._lane},
+            )
+
+
+class _HandlerCall:
+    """One handler call with everything that must happen inside its attempt: decoding, and judging the return.
+
+    Returns None for ``Done``, an empty sequence for a skip, and the declared writes otherwise. Judged inside the
+    attempt because what an invalid handler wrote through the ORM must be undone with it.
+    """
+
+    __slots__ = ("_batch", "_handler", "_identity", "_valid_result", "item", "replaying")
+
+    def __init__(self, projection: Projection, batch: Batch) -> None:
+        self._handler = projection.handler
+        self._identity = projection.identity
+        self._valid_result = projection.target.valid_result
+        self._batch = batch
+        self.item: Routed
+        self.replaying = False
+
+    def __call__(self) -> Sequence[Any] | None:
+        event = self.item.event
+        if self.item.error is not None:
+            raise self.item.error
+        try:
+            type_, data, metadata = event.payload()
+        except SkipEvent:
+            raise
+        except Exception as error:
+            raise DecodeFailed(_text(error)) from error
+        meta = EventMeta(
+            event.id, event.stream_id, event.position, type_, metadata, event.occurred_at,
+            event.correlation_id, event.causation_id, event.stream_version, self.replaying,
+        )  # fmt: skip
+        if signals.event_started.receivers or signals.event_stopped.receivers or signals.event_exception.receivers:
+            return self._judge(self._observed(event, data, meta))
+        return self._judge(self._call(data, meta))
+
+    def _call(self, data: Any, meta: EventMeta) -> Any:  # noqa: ANN401 - anything, judged next
+        try:
+            return self._handler(data, meta)
+        except (SystemExit, GeneratorExit, KeyboardInterrupt) as error:
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise  # a person at the keyboard, not the handler
+            raise HandlerExited(f"the handler raised {type(error).__name__}") from error  # noqa: EM102, TRY003
+
+    def _observed(self, event: Any, data: Any, meta: EventMeta) -> Any:  # noqa: ANN401
+        fields = event_fields(event)
+        started = time.monotonic()
+        send(signals.event_started, self._identity, monotonic_time=started, system_time=time.time(), **fields)
+        try:
+            returned = self._call(data, meta)
+        except Exception as error:
+            now = time.monotonic()
+            send(
+                signals.event_exception, self._identity, duration=now - started, monotonic_time=now, kind="error",
+                reason=error, stacktrace=error.__traceback__, **fields,
+            )  # fmt: skip
+            raise
+        now = time.monotonic()
+        send(signals.event_stopped, self._identity, duration=now - started, monotonic_time=now, **fields)
+        return returned
+
+    def _judge(self, returned: Any) -> Sequence[Any] | None:  # noqa: ANN401
+        if isinstance(returned, Done):
+            return None
+        if isinstance(returned, Fail):
+            raise FailReturned(returned.reason)
+        writes = writes_of(returned)
+        if writes is None or (writes and not self._valid_result(returned)):
+            raise InvalidReturn(f"the handler returned {_shown(returned)}; accepted: {ACCEPTED}.")  # noqa: EM102, TRY003
+        if not writes and self._batch.wrote:
+            kind = "Skip()" if isinstance(returned, Skip) else "[]"
+            raise InvalidReturn(  # noqa: TRY003
+                f"the handler wrote through the ORM and then returned {kind}; return Done() to keep what it wrote."  # noqa: EM102
+            )
+        return writes
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a repr that raises must not hide the mistake
+        text = f"an object of type {type(value).__qualname__}"
+    return text if len(text) <= 200 else text[:200] + "…"  # noqa: PLR2004
+
+
+def _text(error: BaseException | None) -> str:
+    try:
+        return " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 - an exception whose __str__ raises
+        return f"(an {type(error).__qualname__} that cannot be shown)"
+
