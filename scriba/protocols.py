@@ -74,6 +74,18 @@ class Head(NamedTuple):
     waiting_for: str = ""
 
 
+class SourceBusy(Exception):  # noqa: N818 - a state of the world, not a mistake
+    """Raised by `subscribe`: somebody else holds what this source may be read with by one reader only.
+
+    The projection becomes *standby*, shows `holder`, and tries again after `retry_in_s` seconds.
+    """
+
+    def __init__(self, holder: str, retry_in_s: float) -> None:
+        super().__init__(f"held by {holder}")
+        self.holder = holder
+        self.retry_in_s = retry_in_s
+
+
 class Source(Protocol):
     """Where events come from. An object of configuration: no connection before `subscribe`."""
 
@@ -137,6 +149,9 @@ class Subscription(Protocol):
     def close(self) -> None:
         """Release everything. Twice is fine."""
         ...
+
+    # Optional: ``floor() -> int | None``. Events at or below it were settled elsewhere (the checkpoint of a
+    # subscription that is shared with another system): they are counted as ``dedup`` without a look.
 
 
 # --- Target ---------------------------------------------------------------------------------------------

@@ -91,6 +91,11 @@ class Lane:
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue, timeout)
 
+    def wait_below(self, size: int, timeout: float) -> None:
+        """Wait until fewer than `size` bytes are unsettled here, at most `timeout` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._bytes < size, timeout)
+
     @property
     def oldest(self) -> int | None:
         """The oldest unsettled position, or None."""

@@ -139,7 +139,7 @@ class LaneRun:
         circuit: Circuit,
         *,
         ceiling: int,
-        floor: int,
+        floor: Callable[[], int] = lambda: -1,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self._projection = projection
@@ -217,9 +217,10 @@ class LaneRun:
 
     def _without_repeats(self, batch: Batch, items: Sequence[Routed]) -> Sequence[Routed]:
         """Leave out what was settled before. Above the ceiling nothing can be, and nothing is looked up."""
-        if items[0].event.position > max(self._lookup_below, self._floor):
+        floor = self._floor()
+        if items[0].event.position > max(self._lookup_below, floor):
             return items
-        doubtful = [item for item in items if self._floor < item.event.position <= self._lookup_below]
+        doubtful = [item for item in items if floor < item.event.position <= self._lookup_below]
         cursors = {item.key: self._cursors[item.key] for item in doubtful if item.key in self._cursors}
         unknown = sorted({item.key for item in doubtful} - cursors.keys())
         if unknown:
@@ -232,7 +233,7 @@ class LaneRun:
             item
             for item in items
             if item.event.position > self._lookup_below
-            or (item.event.position > self._floor and item.event.position > cursors[item.key])
+            or (item.event.position > floor and item.event.position > cursors[item.key])
         ]
 
     def _count_repeats(self, items: Sequence[Routed], fresh: Sequence[Routed], tally: Tally) -> Tally:

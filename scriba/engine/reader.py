@@ -1,0 +1,273 @@
+"""The reader: pulls pages in position order and routes their events to the lanes.
+
+It stops pulling when a lane is full (back-pressure), when too many bytes are in flight, when paused, and when the
+term ends. A position is handed out only below a ceiling that was raised durably before; a page counts as routed only
+when its last event is in its lane. A subscription whose connection breaks is opened again behind the last routed
+position, so nothing is skipped and nothing is read twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from scriba import signals
+from scriba.engine.lanes import Lane, Routed, Watermark
+from scriba.engine.partitioner import lane_of, owns
+from scriba.engine.pipeline import BACKOFF_S, Halt
+from scriba.engine.telemetry import send
+from scriba.event import ordering_key_in
+from scriba.exceptions import SourceError
+from scriba.protocols import FenceLost, Progress, Shard, SourceBusy, Status
+
+if TYPE_CHECKING:
+    from scriba.conf import Settings
+    from scriba.event import Event
+    from scriba.protocols import Head, Lease, Ledger, Page, Resume, Source, Subscription
+    from scriba.registry import Projection
+
+__all__ = ["CEILING_STEP", "Reader"]
+
+logger = logging.getLogger("scriba")
+
+CEILING_STEP: Final = 50_000  #: positions promised ahead: one durable write per so many
+PAGE: Final = 1_000  #: most events in one fetch
+MAX_POSITION: Final = 2**63 - 1
+BUSY_FOR_S: Final = 1.0  #: so long after the last event the fast poll is kept
+HEAD_EVERY_S: Final = 1.0  #: how often the head is looked up, for the lag
+BLOCKED_S: Final = 0.25  #: longest wait on a full lane before housekeeping
+
+
+class Reader:
+    """Runs in one thread, from the first fetch to the end of the term."""
+
+    def __init__(  # noqa: PLR0913 - each is a collaborator of this term
+        self,
+        projection: Projection,
+        source: Source,
+        lease: Lease,
+        resume: Resume,
+        lanes: list[Lane],
+        watermark: Watermark,
+        open_ledger: Callable[[], Ledger],
+        limits: Settings,
+    ) -> None:
+        self._projection = projection
+        self._source = source
+        # A source that cannot filter by type is filtered here; filtered positions move the watermark all the same.
+        self._types = None if hasattr(source, "narrow") else projection.event_types
+        self._lease = lease
+        self._lanes = lanes
+        self._watermark = watermark
+        self._open_ledger = open_ledger
+        self._limits = limits
+        self._first = resume.watermark is None
+        self._resume = resume.watermark
+        self._ceiling = -1
+        self._subscription: Subscription | None = None
+        self._closing = threading.Event()
+        self._running = threading.Event()
+        self._failures = 0
+        self._acked = -1
+        self._next_head = 0.0
+        self._last_event = 0.0
+        self.saved_watermark = -1  #: set by the coordinator: what the source may be told
+        self.head: Head | None = None
+        self.caught_up = False
+        self.problem = ""
+        self.delivered = 0
+        self.floor: int | None = None
+
+    # --- called by the owner ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Read until :meth:`close`. Raises Halt, FenceLost or SourceBusy; a lost connection is repeated here."""
+        ledger = self._open_ledger()
+        try:
+            while not self._closing.is_set():
+                if self._running.wait(self._limits.idle_poll_s):
+                    self._try_once(ledger)
+                elif self._subscription is not None:
+                    self._attempt(self._housekeeping)
+        finally:
+            self._close_subscription()
+            ledger.close()
+
+    def pause(self) -> None:
+        """Take nothing new; what is in flight goes on."""
+        self._running.clear()
+        self._wake()
+
+    def resume(self) -> None:
+        self._running.set()
+
+    def close(self) -> None:
+        """Leave at the next opportunity. Any thread."""
+        self._closing.set()
+        self._running.set()
+        self._wake()
+
+    # --- one fetch ----------------------------------------------------------------------------------------
+
+    def _try_once(self, ledger: Ledger) -> None:
+        self._attempt(lambda: self._read_page(ledger), ledger)
+
+    def _read_page(self, ledger: Ledger) -> None:
+        """The steps of one page: look, promise, hand out, count as routed."""
+        subscription = self._subscription or self._subscribe()
+        self._housekeeping()
+        if not self._room():
+            return
+        page = subscription.fetch(PAGE, self._poll_s())
+        self._remember_start(ledger, page)
+        self._promise(ledger, page.scanned)
+        if not self._route(page):
+            return
+        self._watermark.routed(page.scanned)
+        self._resume = page.scanned
+        self.caught_up = page.caught_up
+        self.problem = ""
+        self._failures = 0
+
+    def _poll_s(self) -> float:
+        busy = time.monotonic() - self._last_event < BUSY_FOR_S
+        return self._limits.busy_poll_s if busy else self._limits.idle_poll_s
+
+    def _room(self) -> bool:
+        """Wait until the bytes in flight allow another page, or time for housekeeping has come."""
+        if sum(lane.bytes for lane in self._lanes) < self._limits.max_bytes_in_flight:
+            return True
+        fullest = max(self._lanes, key=lambda lane: lane.bytes)
+        fullest.wait_below(fullest.bytes, BLOCKED_S)
+        return False
+
+    def _remember_start(self, ledger: Ledger, page: Page) -> None:
+        """Make the very first position durable before anything is handed out.
+
+        Otherwise a crash before the first watermark would resolve ``start_from="current"`` a second time, later,
+        and skip what came between.
+        """
+        if not self._first:
+            return
+        start = page.events[0].position - 1 if page.events else page.scanned
+        if not ledger.save_watermark(self._lease, Progress(Status.RUNNING, watermark=start)):
+            raise FenceLost
+        self._first = False
+
+    def _promise(self, ledger: Ledger, scanned: int) -> None:
+        if scanned <= self._ceiling:
+            return
+        ceiling = min(scanned + CEILING_STEP, MAX_POSITION)
+        if not ledger.raise_ceiling(self._lease, ceiling):
+            raise FenceLost
+        self._ceiling = ceiling
+
+    # --- routing ------------------------------------------------------------------------------------------
+
+    def _route(self, page: Page) -> bool:
+        """Put every event into its lane; False when the term ended meanwhile (nothing is counted as routed then)."""
+        if not page.events:
+            return True
+        self._last_event = time.monotonic()
+        waiting: dict[int, list[Routed]] = {}
+        count = len(self._lanes)
+        for event in page.events:
+            if self._types is not None and event.type not in self._types:
+                continue
+            routed = self._keyed(event)
+            if owns(self._lease, routed.key):
+                waiting.setdefault(lane_of(routed.key, count), []).append(routed)
+        self.delivered += sum(map(len, waiting.values()))
+        timeout = 0.0
+        while waiting:
+            # Lanes with room first, so that one full lane never starves the others of a page that is here.
+            waiting = {lane: items for lane, items in waiting.items() if not self._lanes[lane].put(items, timeout)}
+            if self._closing.is_set():
+                return False
+            timeout = BLOCKED_S / len(waiting) if waiting else 0.0
+            self._housekeeping()
+        return True
+
+    def _keyed(self, event: Event) -> Routed:
+        partition_by = self._projection.partition_by
+        if partition_by is None:
+            return Routed(event, ordering_key_in(event.partition, event.stream_id))
+        try:
+            key = partition_by(event)
+            if not isinstance(key, str):
+                msg = f"partition_by must return a string, not {key!r}"
+                raise TypeError(msg)  # noqa: TRY301 - becomes this event's dead letter, like any error of the callable
+        except Exception as error:  # noqa: BLE001 - one event's fault: its lane makes a dead letter of it
+            return Routed(event, ordering_key_in(event.partition, event.stream_id), error)
+        return Routed(event, ordering_key_in(event.partition, key))
+
+    # --- beside the events --------------------------------------------------------------------------------
+
+    def _housekeeping(self) -> None:
+        """Tell the source what is settled, and look how far it has got, now and then."""
+        subscription = self._subscription
+        if subscription is None:
+            return
+        if self.saved_watermark > self._acked:
+            self._acked = self.saved_watermark
+            subscription.ack(self._acked, self._lease.partition)
+        now = time.monotonic()
+        if now >= self._next_head:
+            self._next_head = now + HEAD_EVERY_S
+            self.head = subscription.head(self._lease.partition)
+
+    # --- the subscription ---------------------------------------------------------------------------------
+
+    def _subscribe(self) -> Subscription:
+        shard = Shard(self._lease.partition, self._lease.slice_from, self._lease.slice_to, self._resume)
+        self._subscription = subscription = self._source.subscribe(self._projection.identity, [shard])
+        self.floor = getattr(subscription, "floor", lambda: None)()
+        self._next_head = 0.0
+        send(signals.source_subscribed, self._projection.identity, attempts=self._failures + 1)
+        return subscription
+
+    def _attempt(self, work: Callable[[], None], ledger: Ledger | None = None) -> None:
+        """Do `work`; repeat what may go away by itself, with growing waits, and halt on everything else."""
+        try:
+            work()
+        except (Halt, FenceLost, SourceBusy):
+            raise
+        except SourceError as error:
+            raise Halt(str(error), "source") from error
+        except Exception as error:
+            if not self._may_pass(error, ledger):
+                msg = f"the source cannot be read: {type(error).__qualname__}: {error}"
+                raise Halt(msg, f"source:{type(error).__qualname__}") from error
+            self._back_off(error)
+
+    def _may_pass(self, error: Exception, ledger: Ledger | None) -> bool:
+        subscription = self._subscription
+        judge = subscription.transient if subscription is not None else getattr(self._source, "transient", None)
+        return (judge is not None and judge(error)) or (ledger is not None and ledger.transient(error))
+
+    def _back_off(self, error: Exception) -> None:
+        self._close_subscription()
+        wait_s = BACKOFF_S[min(self._failures, len(BACKOFF_S) - 1)]
+        self._failures += 1
+        self.caught_up = False
+        self.problem = f"reconnecting to the source: {' '.join(str(error).split())}"
+        logger.warning(
+            "%s: the source is out of reach (%s); next try in %.1f s", self._projection.identity, self.problem, wait_s
+        )
+        self._closing.wait(wait_s)
+
+    def _close_subscription(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            try:
+                subscription.close()
+            except Exception:  # a connection that broke is allowed to break again while it is closed
+                logger.debug("closing the source's subscription failed", exc_info=True)
+
+    def _wake(self) -> None:
+        subscription = self._subscription
+        if subscription is not None:
+            subscription.wake()
