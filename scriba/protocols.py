@@ -475,10 +475,10 @@ class Ledger(Protocol):
         """Durably move the watermark (never back). False: fenced."""
         ...
 
-    def halt(self, lease: Lease, cause: str, label: str) -> bool:
+    def halt(self, lease: Lease, cause: str, label: str) -> Lease | None:
         """Record a halt (the first cause is kept) and raise the epoch, so that nothing commits after it.
 
-        Returns False when the epoch is not ours. The lease stays with the owner under the new epoch.
+        Returns the lease under its new epoch, which stays with the owner; None when the epoch is not ours.
         """
         ...
 

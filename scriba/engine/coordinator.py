@@ -27,10 +27,10 @@ from scriba.protocols import FenceLost, Holder, Progress, Recorded, SourceBusy, 
 
 if TYPE_CHECKING:
     from scriba.conf import Settings
-    from scriba.protocols import Identity, Lease, Ledger, Orders
+    from scriba.protocols import Identity, Lease, Ledger, Orders, Source
     from scriba.registry import Projection
 
-__all__ = ["TRANSITIONS", "Coordinator", "Outcome", "Snapshot"]
+__all__ = ["TRANSITIONS", "Coordinator", "Outcome", "Snapshot", "narrowed"]
 
 logger = logging.getLogger("scriba")
 
@@ -93,7 +93,7 @@ class Coordinator:
         self.outcome: Outcome | None = None
         self.ended = threading.Event()
         self._identity = projection.identity
-        self._source = _narrowed(projection)
+        self._source = narrowed(projection)
         self._open_ledger = open_ledger
         self._settings = settings
         self._owner = owner
@@ -489,10 +489,12 @@ class _Rate:
         self._at, self._count = now, count
 
 
-def _narrowed(projection: Projection):  # noqa: ANN202
+def narrowed(projection: Projection) -> Source:
     """Let the source filter by event type as early as it can, when it knows how."""
-    narrow = getattr(projection.source, "narrow", None)
-    return narrow(projection.event_types) if narrow is not None and projection.event_types else projection.source
+    narrow: Callable[[frozenset[str]], Source] | None = getattr(projection.source, "narrow", None)
+    if narrow is None or projection.event_types is None:
+        return projection.source
+    return narrow(projection.event_types)
 
 
 def _extra(identity: Identity, **more: object) -> dict[str, object]:

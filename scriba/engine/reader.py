@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from scriba.protocols import Head, Lease, Ledger, Page, Resume, Source, Subscription
     from scriba.registry import Projection
 
-__all__ = ["CEILING_STEP", "Reader"]
+__all__ = ["CEILING_STEP", "Reader", "keyed"]
 
 logger = logging.getLogger("scriba")
 
@@ -177,7 +177,7 @@ class Reader:
         for event in page.events:
             if self._types is not None and event.type not in self._types:
                 continue
-            routed = self._keyed(event)
+            routed = keyed(self._projection, event)
             if owns(self._lease, routed.key):
                 waiting.setdefault(lane_of(routed.key, count), []).append(routed)
         self.delivered += sum(map(len, waiting.values()))
@@ -190,19 +190,6 @@ class Reader:
             timeout = BLOCKED_S / len(waiting) if waiting else 0.0
             self._housekeeping()
         return True
-
-    def _keyed(self, event: Event) -> Routed:
-        partition_by = self._projection.partition_by
-        if partition_by is None:
-            return Routed(event, ordering_key_in(event.partition, event.stream_id))
-        try:
-            key = partition_by(event)
-            if not isinstance(key, str):
-                msg = f"partition_by must return a string, not {key!r}"
-                raise TypeError(msg)  # noqa: TRY301 - becomes this event's dead letter, like any error of the callable
-        except Exception as error:  # noqa: BLE001 - one event's fault: its lane makes a dead letter of it
-            return Routed(event, ordering_key_in(event.partition, event.stream_id), error)
-        return Routed(event, ordering_key_in(event.partition, key))
 
     # --- beside the events --------------------------------------------------------------------------------
 
@@ -271,3 +258,18 @@ class Reader:
         subscription = self._subscription
         if subscription is not None:
             subscription.wake()
+
+
+def keyed(projection: Projection, event: Event) -> Routed:
+    """Return `event` with its ordering key; an error of `partition_by` becomes that event's dead letter."""
+    partition_by = projection.partition_by
+    if partition_by is None:
+        return Routed(event, ordering_key_in(event.partition, event.stream_id))
+    try:
+        key = partition_by(event)
+        if not isinstance(key, str):
+            msg = f"partition_by must return a string, not {key!r}"
+            raise TypeError(msg)  # noqa: TRY301 - one event's fault, like any error of the callable
+    except Exception as error:  # noqa: BLE001 - its lane makes a dead letter of it
+        return Routed(event, ordering_key_in(event.partition, event.stream_id), error)
+    return Routed(event, ordering_key_in(event.partition, key))
