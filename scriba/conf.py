@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -32,7 +33,8 @@ class Settings:
 def scriba_settings() -> Settings:
     """Return the settings as they are now.
 
-    Raises :class:`~scriba.exceptions.ConfigurationError` for an unknown key (``manage.py check`` says it first).
+    Raises :class:`~scriba.exceptions.ConfigurationError` for an unknown key or a value of another kind
+    (``manage.py check`` says it first).
     """
     given: Any = getattr(settings, "SCRIBA", {})
     if not isinstance(given, Mapping):
@@ -43,4 +45,32 @@ def scriba_settings() -> Settings:
         if name not in known:
             msg = f"settings.SCRIBA: unknown key {name!r}{did_you_mean(str(name), known)}"
             raise ConfigurationError(msg)
-    return Settings(**given)
+    return Settings(**{name: _checked(name, value) for name, value in given.items()})
+
+
+_DEFAULTS = {field.name: field.default for field in fields(Settings)}
+_SQLSTATE = re.compile(r"[0-9A-Z]{2}([0-9A-Z]{3})?")
+
+
+def _checked(name: str, value: Any) -> Any:  # noqa: ANN401 - each key has its own type
+    """Return `value` as the key's type, or say what the key accepts."""
+    default = _DEFAULTS[name]
+    if name == "redact":
+        accepted, fits = "a callable (event type, data) -> data, or None", value is None or callable(value)
+    elif isinstance(default, tuple):
+        accepted, fits = 'a list of SQLSTATEs ("40P01") or two-letter classes ("40")', _are_sqlstates(value)
+        value = tuple(value) if fits else value
+    elif isinstance(default, int):
+        accepted, fits = "a whole number of bytes above 0", isinstance(value, int) and value > 0
+    else:
+        accepted, fits = "seconds above 0", isinstance(value, int | float) and 0 < value < float("inf")
+    if not fits or isinstance(value, bool):
+        msg = f"settings.SCRIBA: {name!r} must be {accepted}, not {value!r}."
+        raise ConfigurationError(msg)
+    return value
+
+
+def _are_sqlstates(value: object) -> bool:
+    return isinstance(value, list | tuple | set | frozenset) and all(
+        isinstance(code, str) and _SQLSTATE.fullmatch(code) for code in value
+    )

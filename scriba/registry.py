@@ -26,6 +26,7 @@ Handler = Callable[[Any, EventMeta], Any]
 H = TypeVar("H")
 
 DEFAULT_BATCH_SIZE: Final = 1000
+MAX_NAME: Final = 255  #: what the column of the tables holds
 ON_FAILURE: Final = ("continue", "park", "halt")
 
 
@@ -163,8 +164,10 @@ def duplicate_identities() -> Sequence[tuple[Identity, str, str]]:
 
 
 def forget(p: object) -> None:
-    """Take a projection out of the registry (for tests)."""
-    _registry.pop(find(p).identity, None)
+    """Take a projection out of the registry, its duplicates included (for tests)."""
+    identity = find(p).identity
+    _registry.pop(identity, None)
+    _duplicates[:] = [duplicate for duplicate in _duplicates if duplicate[0] != identity]
 
 
 def qualified_name(handler: object) -> str:
@@ -190,6 +193,9 @@ def _by_identity(identity: Identity) -> Projection:
 def _check_call(name: object, options: Mapping[str, Any]) -> None:
     if not isinstance(name, str) or not name:
         msg = f'@projection("name", …): the first argument is the projection\'s name, a string, not {name!r}.'
+        raise ConfigurationError(msg)
+    if len(name) > MAX_NAME:
+        msg = f"@projection({name!r}): a name has at most {MAX_NAME} characters, this one has {len(name)}."
         raise ConfigurationError(msg)
     for option in options:
         if option in MOVED:
@@ -236,7 +242,7 @@ def _policy(what: str, value: object) -> RetryPolicy:
     try:
         return RetryPolicy.parse(value)
     except (ConfigurationError, TypeError) as error:
-        msg = f"{what}: {error}"
+        msg = f"{what.removesuffix(': retry')}: {error}"
         raise ConfigurationError(msg) from error
 
 
@@ -317,9 +323,15 @@ def _callable_of(name: str, handler: Any) -> Handler:  # noqa: ANN401 - a functi
 
 def _remember(made: Projection) -> None:
     known = _registry.get(made.identity)
-    if known is not None and qualified_name(known.handler) != qualified_name(made.handler):
-        _duplicates.append((made.identity, qualified_name(known.handler), qualified_name(made.handler)))
+    if known is not None and _place(known.handler) != _place(made.handler):
+        _duplicates.append((made.identity, _place(known.handler), _place(made.handler)))
     _registry[made.identity] = made
+
+
+def _place(handler: object) -> str:
+    """Return a handler's dotted name and line: a copied function that kept its name is another handler."""
+    code = getattr(inspect.unwrap(handler), "__code__", None)  # type: ignore[arg-type]  # callables of any kind
+    return qualified_name(handler) + (f" (line {code.co_firstlineno})" if code else "")
 
 
 def _qualname(item: object) -> str:

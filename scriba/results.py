@@ -38,7 +38,7 @@ class _Value:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+        return all(_content(getattr(self, name)) == _content(getattr(other, name)) for name in self.__slots__)
 
     __hash__ = None  # type: ignore[assignment]  # they hold models and dicts
 
@@ -124,8 +124,8 @@ class Upsert(_Value):
         update_fields: Sequence[str] | None = None,
     ) -> None:
         self.obj = obj
-        self.unique_fields = tuple(unique_fields) if unique_fields is not None else None
-        self.update_fields = tuple(update_fields) if update_fields is not None else None
+        self.unique_fields = _field_names(obj, "unique_fields", unique_fields)
+        self.update_fields = _field_names(obj, "update_fields", update_fields)
 
 
 class Done(_Value):
@@ -156,6 +156,20 @@ Result = Write | Done | Skip | Fail | Sequence[Write]
 
 def _name(model: object) -> str:
     return getattr(model, "__name__", repr(model))
+
+
+def _field_names(obj: object, option: str, names: Sequence[str] | None) -> tuple[str, ...] | None:
+    if isinstance(names, str):
+        msg = f"Upsert({type(obj).__name__}(…), {option}={names!r}): give a list of field names, [{names!r}]."
+        raise InvalidReturn(msg)
+    return tuple(names) if names is not None else None
+
+
+def _content(value: Any) -> Any:  # noqa: ANN401 - anything a result holds
+    """Return what two results are compared by: a row by all its values, because models are equal by key alone."""
+    if hasattr(value, "_state"):
+        return type(value), {name: item for name, item in vars(value).items() if name != "_state"}
+    return value
 
 
 def writes_of(result: object) -> Sequence[Write] | None:

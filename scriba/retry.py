@@ -66,4 +66,4 @@ class RetryPolicy:
 
 
 def _is_wait(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
