@@ -232,8 +232,8 @@ class LaneRun:
         return [
             item
             for item in items
-            if item.event.position > self._lookup_below
-            or (item.event.position > floor and item.event.position > cursors[item.key])
+            if item.event.position > floor
+            and (item.event.position > self._lookup_below or item.event.position > cursors[item.key])
         ]
 
     def _count_repeats(self, items: Sequence[Routed], fresh: Sequence[Routed], tally: Tally) -> Tally:

@@ -71,14 +71,13 @@ def drain(p: object) -> Drained:
 
 
 def _drain(projection: Projection, subscription: Subscription, run: LaneRun) -> int:
-    watermark = -1
-    while True:
+    watermark, caught_up = -1, False
+    while not caught_up:
         page: Page = subscription.fetch(PAGE, 0.0)
-        items = [keyed(projection, event) for event in page.events if _wanted(projection, event.type)]
-        _settle(run, items)
+        _settle(run, [keyed(projection, event) for event in page.events if _wanted(projection, event.type)])
+        caught_up = page.caught_up or page.scanned <= watermark
         watermark = max(watermark, page.scanned)
-        if page.caught_up or not page.events:
-            return watermark
+    return watermark
 
 
 def _settle(run: LaneRun, items: list[Routed]) -> None:

@@ -1,0 +1,288 @@
+"""The life of a projection in a process, threads included, on memory doubles."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from scriba import signals
+from scriba.engine.coordinator import Coordinator
+from scriba.event import Event
+from scriba.protocols import FailureKind, Orders, Status, Wish
+from scriba.results import Insert, Skip
+from scriba.testing.memory import MemoryBatch, StoreError
+from tests.support.engine import Running, conserved, events, insert_position, make_projection, memory_world
+from tests.support.waiting import wait_until
+
+
+def streams(count: int, names: str = "abcdefg") -> list[Event]:
+    return events(*(names[n % len(names)] for n in range(count)))
+
+
+def test_everything_is_applied_and_the_watermark_reaches_the_head() -> None:
+    """Until caught up: the outcome is 0, the watermark exact, the lease released."""
+    source, target, state = memory_world(*streams(500))
+    projection = make_projection(insert_position, source, target, parallelism=4, batch_size=16)
+    with Running(projection, state, until_caught_up=True) as coordinator:
+        assert coordinator.ended.wait(10)
+
+    assert coordinator.outcome is not None
+    assert coordinator.outcome.code == 0
+    assert sorted(write.obj[1] for write in target.log) == list(range(1, 501))
+    assert state.resume.watermark == 500
+    assert state.owner == ""
+    assert conserved(target, 500)
+
+
+@pytest.mark.case("A1", "A20")
+def test_a_slow_event_holds_the_watermark_until_it_is_settled() -> None:
+    """Ten later events of other streams commit; the saved watermark never passes the slow one."""
+    release = threading.Event()
+
+    def handler(data: Any, meta: Any) -> Insert:
+        if meta.position == 1:
+            assert release.wait(10)
+        return insert_position(data, meta)
+
+    found = events("slow", *"abcdefghij")
+    source, target, state = memory_world(*found)
+    with Running(make_projection(handler, source, target, parallelism=8), state):
+        wait_until(lambda: len(target.log) >= 5, what="later events of other lanes")
+        assert all(watermark < 1 for watermark in state.watermarks)
+        release.set()
+        wait_until(lambda: state.resume.watermark == 11, what="the watermark at the head")
+
+    assert state.watermarks == sorted(state.watermarks)
+
+
+@pytest.mark.case("A13")
+def test_two_processes_one_runs_and_one_stands_by_and_takes_over() -> None:
+    """The standby takes over as soon as the owner leaves, and nothing is applied twice."""
+    source, target, state = memory_world(*streams(20))
+    projection = make_projection(insert_position, source, target)
+    with Running(projection, state, owner="two-b") as second:
+        with Running(projection, state, owner="two-a") as first:
+            wait_until(lambda: {first.snapshot().status, second.snapshot().status} == {Status.RUNNING, Status.STANDBY},
+                       what="one running, one standby")  # fmt: skip
+            wait_until(lambda: len(target.log) == 20, what="all applied")
+            owner = first if first.snapshot().status is Status.RUNNING else second
+            other = second if owner is first else first
+            owner.stop()
+            source.append(*events("z", first=21))
+            wait_until(lambda: other.snapshot().status is Status.RUNNING, what="the takeover")
+            wait_until(lambda: len(target.log) == 21, what="the new event")
+
+    assert len({write.obj for write in target.log}) == 21
+
+
+def test_pause_takes_nothing_new_and_resume_goes_on() -> None:
+    """In-flight work finishes, the source is left alone, and the wish is followed both ways."""
+    source, target, state = memory_world(*streams(10))
+    with Running(make_projection(insert_position, source, target), state) as coordinator:
+        wait_until(lambda: len(target.log) == 10, what="the first ten")
+        state.orders = Orders(Wish.PAUSED)
+        wait_until(lambda: coordinator.snapshot().status is Status.PAUSED, what="paused")
+        source.append(*events("a", first=11))
+        state.orders = Orders(Wish.STOPPED)
+        wait_until(lambda: coordinator.snapshot().status is Status.STOPPED, what="stopped")
+        assert len(target.log) == 10
+        state.orders = Orders(Wish.RUNNING)
+        wait_until(lambda: len(target.log) == 11, what="the event after resuming")
+
+
+@pytest.mark.case("A4", "B4", "D3")
+def test_a_halt_is_recorded_after_the_lanes_are_quiet_and_the_event_is_applied_after_the_fix() -> None:
+    """Once the halt is recorded nothing commits; the first cause is kept; stop then start leaves it."""
+    broken = threading.Event()
+    broken.set()
+
+    def fault(stage: str, batch: MemoryBatch) -> None:
+        if stage == "settle" and broken.is_set() and any(write.obj[1] == 3 for write in batch.writes):
+            raise StoreError(FailureKind.STRUCTURAL, "commit:42703 (undefined_column)")
+
+    source, target, state = memory_world(*events(*"abcdefgh"), fault=fault)
+    with Running(make_projection(insert_position, source, target, parallelism=4), state) as coordinator:
+        wait_until(lambda: coordinator.snapshot().status is Status.HALTED, what="halted")
+        applied, epoch = len(target.log), state.epoch
+        assert state.orders.halt_label == "commit:42703 (undefined_column)"
+        source.append(*events("a", first=9))
+        assert (len(target.log), state.epoch) == (applied, epoch)
+        broken.clear()
+        state.orders = Orders(Wish.RUNNING)
+        wait_until(lambda: len(target.log) == 9, what="everything, the halted event included")
+
+    assert sorted(write.obj[1] for write in target.log) == list(range(1, 10))
+    assert not target.letters
+
+
+def test_a_lost_lease_ends_the_term_and_a_new_one_begins() -> None:
+    """Another epoch appears: the term closes, and after taking the segment again nothing is applied twice."""
+    source, target, state = memory_world(*streams(10))
+    with Running(make_projection(insert_position, source, target), state):
+        wait_until(lambda: len(target.log) == 10, what="the first ten")
+        with state.lock, target.lock:
+            state.epoch += 1
+            target.epochs[1] = state.epoch
+        source.append(*streams(30)[10:])
+        wait_until(lambda: len(target.log) == 30, what="the rest")
+
+    assert len({write.obj for write in target.log}) == 30
+
+
+def test_an_outage_of_source_and_ledger_is_waited_for() -> None:
+    """Connection errors of either repeat with backoff; the projection recovers in the same process."""
+    source, target, state = memory_world(*streams(10))
+    with Running(make_projection(insert_position, source, target), state):
+        wait_until(lambda: len(target.log) == 10, what="the first ten")
+        source.fail_with(ConnectionError("gone"), ConnectionError("gone"))
+        state.failures += [ConnectionError("down"), ConnectionError("down")]
+        source.append(*streams(20)[10:])
+        wait_until(lambda: len(target.log) == 20, what="the rest after the outage")
+
+    assert not target.letters
+    assert len({write.obj for write in target.log}) == 20
+
+
+def test_a_source_that_cannot_be_read_correctly_halts() -> None:
+    """An error that will not go away is a halt with its message, not a loop."""
+    source, target, state = memory_world(*streams(3))
+    source.fail_with(RuntimeError("the table is behind its checkpoint"))
+    with Running(make_projection(insert_position, source, target), state) as coordinator:
+        wait_until(lambda: coordinator.snapshot().status is Status.HALTED, what="halted")
+
+    assert "behind its checkpoint" in state.orders.halt_cause
+
+
+def test_event_types_are_filtered_and_still_move_the_watermark() -> None:
+    """A source that cannot filter is filtered by the reader; filtered events are not delivered."""
+    found = [event._replace(type="Wanted" if event.position % 2 else "Other") for event in streams(10)]
+    source, target, state = memory_world(*found)
+    projection = make_projection(insert_position, source, target, event_types=frozenset({"Wanted"}))
+    with Running(projection, state, until_caught_up=True) as coordinator:
+        assert coordinator.ended.wait(10)
+
+    assert sorted(write.obj[1] for write in target.log) == [1, 3, 5, 7, 9]
+    assert state.resume.watermark == 10
+    assert conserved(target, 5)
+
+
+@pytest.mark.case("A22")
+def test_the_first_position_is_durable_before_anything_is_handed_out() -> None:
+    """A crash before the first watermark must not resolve the start a second time."""
+    source, target, state = memory_world(*streams(5))
+    seen: list[int | None] = []
+
+    def handler(data: Any, meta: Any) -> Insert:
+        seen.append(state.resume.watermark)
+        return insert_position(data, meta)
+
+    with Running(make_projection(handler, source, target), state, until_caught_up=True) as coordinator:
+        assert coordinator.ended.wait(10)
+
+    assert None not in seen
+
+
+@pytest.mark.case("D5")
+def test_a_handler_that_does_not_return_is_left_behind_and_named() -> None:
+    """After the drain timeout the process may leave; the outcome is not 0 and says which thread is busy."""
+    begun, release = threading.Event(), threading.Event()
+
+    def handler(data: Any, meta: Any) -> Insert:
+        begun.set()
+        release.wait(20)
+        return insert_position(data, meta)
+
+    source, target, state = memory_world(*streams(1))
+    running = Running(make_projection(handler, source, target, parallelism=1), state, drain_timeout_s=0.2)
+    with running as coordinator:
+        assert begun.wait(10)
+        coordinator.stop()
+        assert coordinator.ended.wait(10)
+    release.set()
+
+    assert coordinator.outcome is not None
+    assert coordinator.outcome.code == 1
+    assert "lane-0" in coordinator.outcome.reason
+
+
+@pytest.mark.case("A12")
+def test_a_halt_of_one_projection_leaves_the_other_alone() -> None:
+    """Cursors, letters, circuit and halt are separate per identity."""
+    source, good, good_state = memory_world(*streams(10))
+    _, bad, bad_state = memory_world()
+
+    def broken(data: Any, meta: Any) -> Insert:
+        return insert_position(data, meta)
+
+    def fault(stage: str, batch: MemoryBatch) -> None:
+        if stage == "settle":
+            raise StoreError(FailureKind.STRUCTURAL, "commit:42P01")
+
+    bad.fault = fault
+    with (
+        Running(make_projection(broken, source, bad), bad_state) as halted,
+        Running(make_projection(insert_position, source, good), good_state),
+    ):
+        wait_until(lambda: halted.snapshot().status is Status.HALTED, what="one halted")
+        wait_until(lambda: good_state.resume.watermark == 10, what="the other caught up")
+
+    assert len(good.log) == 10
+    assert bad.log == []
+
+
+def test_the_source_learns_only_what_is_saved() -> None:
+    """ack never runs ahead of the durable watermark."""
+    source, target, state = memory_world(*streams(50))
+    with Running(make_projection(insert_position, source, target), state):
+        wait_until(lambda: bool(source.acked) and source.acked[-1] == 50, what="the last ack")
+
+    assert all(acked in state.watermarks for acked in source.acked)
+
+
+def test_rows_and_signals_agree() -> None:
+    """Skips, letters and batches are announced after the commit, once each."""
+    got: list[tuple[str, Any]] = []
+
+    def record(name: str) -> Any:
+        def receiver(sender: Any, **fields: Any) -> None:
+            got.append((name, fields))
+
+        return receiver
+
+    def handler(data: Any, meta: Any) -> Any:
+        if meta.position == 2:
+            raise ValueError("bad")
+        return Skip() if meta.position == 3 else insert_position(data, meta)
+
+    names = ("event_skipped", "dead_lettered", "batch_stopped", "projection_started", "event_exception")
+    receivers = {name: record(name) for name in names}
+    for name, receiver in receivers.items():
+        getattr(signals, name).connect(receiver)
+    try:
+        source, target, state = memory_world(*events("a", "b", "c"))
+        with Running(make_projection(handler, source, target), state, until_caught_up=True) as coordinator:
+            assert coordinator.ended.wait(10)
+    finally:
+        for name, receiver in receivers.items():
+            getattr(signals, name).disconnect(receiver)
+
+    by_name = {name: [fields for got_name, fields in got if got_name == name] for name in names}
+    assert [fields["position"] for fields in by_name["event_skipped"]] == [3]
+    assert [(fields["position"], fields["error_kind"]) for fields in by_name["dead_lettered"]] == [(2, "ValueError")]
+    assert sum(fields["batch_size"] for fields in by_name["batch_stopped"]) == 3
+    assert len(by_name["projection_started"]) == 1
+    assert len(by_name["event_exception"]) == 1
+
+
+def test_a_transition_that_is_not_in_the_table_is_a_bug() -> None:
+    """The life is a table: a step that is not in it raises instead of being recorded."""
+    source, target, state = memory_world()
+    del state
+    coordinator = Coordinator(
+        make_projection(insert_position, source, target), open_ledger=lambda: None, settings=None, owner="x",  # type: ignore[arg-type, return-value]
+        drain_timeout_s=1.0,
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="no transition"):
+        coordinator._become(Status.RUNNING)

@@ -1,0 +1,101 @@
+"""Queues keep what is unsettled, and the watermark never leads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scriba.engine.lanes import Lane, Routed, Watermark
+from scriba.event import Event
+
+
+def item(position: int, size: int = 0) -> Routed:
+    return Routed(Event(position, "s", "Happened", size=size), "s")
+
+
+def test_taken_events_stay_until_they_are_settled() -> None:
+    """A worker that dies leaves its events where its successor finds them."""
+    lane = Lane(0, 10)
+    lane.put([item(1), item(2), item(3)], 0)
+
+    assert lane.take(2) == ([], [item(1), item(2)])
+    assert lane.take(2) == ([], [item(1), item(2)])
+    lane.settle(1)
+    assert lane.take(2) == ([], [item(2), item(3)])
+    assert lane.oldest == 2
+
+
+def test_a_full_lane_refuses_and_a_settled_one_accepts_again() -> None:
+    """Back-pressure: nothing is put while the lane holds its capacity."""
+    lane = Lane(0, 2)
+    assert lane.put([item(1), item(2), item(3)], 0)
+    assert not lane.put([item(4)], 0)
+    lane.settle(2)
+    assert lane.put([item(4)], 0)
+    assert len(lane) == 2
+
+
+def test_bytes_in_flight_follow_put_and_settle() -> None:
+    """What bounds memory is counted exactly."""
+    lane = Lane(0, 10)
+    lane.put([item(1, 100), item(2, 50)], 0)
+    lane.settle(1)
+    assert lane.bytes == 50
+
+
+def test_closing_wakes_a_waiting_worker_and_hands_out_nothing_more() -> None:
+    """What is queued when a lane closes was never handled."""
+    lane = Lane(0, 10)
+    taken: list[object] = []
+    worker = threading.Thread(target=lambda: taken.append(lane.take(5)))
+    worker.start()
+    lane.close()
+    worker.join(5)
+    lane.put([item(1)], 0)
+
+    assert taken == [None]
+    assert lane.take(5) is None
+
+
+def test_jobs_are_handed_out_before_events_and_without_any() -> None:
+    """A replay need not wait for the next event."""
+    lane = Lane(0, 10)
+    lane.post("replay")
+    assert lane.take(5) == (["replay"], [])
+
+
+@pytest.mark.case("A20")
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    st.lists(st.integers(0, 3), max_size=60),
+    st.integers(1, 7),
+)
+def test_the_watermark_never_passes_an_unsettled_event(routes: list[int], settles: list[int], page: int) -> None:
+    """Whatever the interleaving of routing and settling: below the watermark everything is settled, and once all
+    is, it is the last position."""
+    lanes = [Lane(number, 1000) for number in range(4)]
+    watermark = Watermark(lanes, -1)
+    unsettled: set[int] = set()
+    queues: list[list[int]] = [[], [], [], []]
+    pending = list(settles)
+    last = -1
+    for position, lane in enumerate(routes):
+        lanes[lane].put([item(position)], 0)
+        unsettled.add(position)
+        queues[lane].append(position)
+        if position % page == page - 1:
+            watermark.routed(position)
+        if pending and queues[(chosen := pending.pop())]:
+            unsettled.discard(queues[chosen].pop(0))
+            lanes[chosen].settle(1)
+        value = watermark.value()
+        assert all(position > value for position in unsettled)
+        assert value >= last
+        last = value
+    watermark.routed(len(routes) - 1)
+    for number, queue in enumerate(queues):
+        lanes[number].settle(len(queue))
+    assert watermark.value() == len(routes) - 1
