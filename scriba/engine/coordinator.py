@@ -141,8 +141,13 @@ class Coordinator:
             term.settled if term else 0,
             term.in_flight if term else 0,
             term.stalled_s if term else 0.0,
-            self._reason or (term.problem if term else ""),
+            self._failure or self._reason or (term.problem if term else ""),
         )
+
+    @property
+    def _failure(self) -> str:
+        """Why this life ended badly; empty while it goes on and after a good end."""
+        return self.outcome.reason if self.outcome is not None and self.outcome.code else ""
 
     # --- the life -----------------------------------------------------------------------------------------
 
