@@ -203,10 +203,12 @@ class Coordinator:
         """Follow the wish while the lease is ours. Returns when told to stop; raises FenceLost when it is not."""
         self._become(Status.INITIALIZING)
         self._wish_read_at = 0.0
-        while not self._stopping.is_set() and self.outcome is None:
+        while not self._stopping.is_set():
             if self._lost.is_set():
                 raise FenceLost
             self._guard(self._turn)
+            if self.outcome is not None:
+                return
             self._tick.wait(WATERMARK_DRAINED_S if self._saved_is_behind() else WISH_EVERY_S / 2)
             self._tick.clear()
 

@@ -54,6 +54,7 @@ class Reader:
         watermark: Watermark,
         open_ledger: Callable[[], Ledger],
         limits: Settings,
+        on_change: Callable[[], None],
     ) -> None:
         self._projection = projection
         self._source = source
@@ -64,6 +65,7 @@ class Reader:
         self._watermark = watermark
         self._open_ledger = open_ledger
         self._limits = limits
+        self._on_change = on_change
         self._first = resume.watermark is None
         self._resume = resume.watermark
         self._ceiling = -1
@@ -128,6 +130,9 @@ class Reader:
             return
         self._watermark.routed(page.scanned)
         self._resume = page.scanned
+        if page.caught_up and not self.caught_up:
+            self.caught_up = True
+            self._on_change()
         self.caught_up = page.caught_up
         self.problem = ""
         self._failures = 0

@@ -57,7 +57,7 @@ class Term:
         self._watermark = Watermark(self._lanes, start)
         self._crew = Crew(str(projection.identity), self._thread_ended)
         self.reader = Reader(
-            projection, source, lease, resume, self._lanes, self._watermark, open_ledger, settings
+            projection, source, lease, resume, self._lanes, self._watermark, open_ledger, settings, on_change
         )
         self._runs: dict[int, LaneRun] = {}
         self._settled = [0] * projection.lanes
