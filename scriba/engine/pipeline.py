@@ -14,36 +14,27 @@ What always holds:
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from scriba import signals
+from scriba.engine.handling import DecodeFailed, FailReturned, HandlerCall, HandlerExited, plain_text
 from scriba.engine.letters import letter_for
+from scriba.engine.tally import Halt, Tally
 from scriba.engine.telemetry import event_fields, send
-from scriba.event import EventMeta, SkipEvent
-from scriba.exceptions import InvalidReturn, PermanentFailure, RetryAfter
-from scriba.protocols import (
-    Counters,
-    CursorMove,
-    CursorRefused,
-    Failure,
-    FailureKind,
-    FenceLost,
-    Settlement,
-    WriteFailed,
-)
-from scriba.results import ACCEPTED, Done, Fail, Skip, writes_of
+from scriba.event import SkipEvent
+from scriba.exceptions import PermanentFailure, RetryAfter
+from scriba.protocols import CursorRefused, Failure, FailureKind, FenceLost, Settlement, WriteFailed
+from scriba.results import Fail
 
 if TYPE_CHECKING:
     from scriba.engine.circuit import Circuit
     from scriba.engine.lanes import Routed
-    from scriba.protocols import Batch, Lease, Letter, Writer
+    from scriba.protocols import Batch, Lease, Writer
     from scriba.registry import Projection
 
-__all__ = ["BACKOFF_S", "DecodeFailed", "FailReturned", "Halt", "HandlerExited", "LaneRun", "Step"]
+__all__ = ["BACKOFF_S", "Halt", "LaneRun", "Step"]
 
 logger = logging.getLogger("scriba")
 
@@ -57,74 +48,12 @@ CURSORS_KEPT = 20_000
 SKIPS_BEFORE_WARNING = 1_000
 
 
-class Halt(Exception):  # noqa: N818 - a decision that travels to the coordinator
-    """Nothing of this projection may go on until a human has acted; `label` is short, the message says why."""
-
-    def __init__(self, cause: str, label: str) -> None:
-        super().__init__(cause)
-        self.label = label
-
-
 class Step(NamedTuple):
     """What one call of :meth:`LaneRun.step` did: events settled from the front, and how long to wait now."""
 
     settled: int
     wait_s: float = 0.0
     problem: str = ""
-
-
-class DecodeFailed(PermanentFailure):
-    """The payload could not be decoded; the cause says why. Not retried: bytes do not get better."""
-
-
-class FailReturned(Exception):  # noqa: N818 - stands for the handler's Fail(reason)
-    """The handler returned ``Fail(reason)``."""
-
-
-class HandlerExited(PermanentFailure):
-    """The handler raised SystemExit, KeyboardInterrupt or GeneratorExit: a thread is not a process to leave."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a batch will settle, collected while it is open."""
-
-    settled: int = 0
-    moves: dict[str, CursorMove] = field(default_factory=dict)
-    letters: list[Letter] = field(default_factory=list)
-    skips: list[tuple[Routed, str]] = field(default_factory=list)
-    counters: Counters = field(default_factory=Counters)
-    attempted: int = 0
-    wiped: int = 0  #: attempts that failed as their event's own fault (integrity, decoding)
-    retry: tuple[int, float] | None = None  #: (failed attempts of the next event, seconds to wait)
-    halt: Halt | None = None  #: raise after what came before is committed
-
-    @property
-    def is_cut(self) -> bool:
-        return self.retry is not None or self.halt is not None
-
-    def move(self, item: Routed, *, applied: bool) -> None:
-        position, known = item.event.position, self.moves.get(item.key)
-        first = known.first if known else position
-        last_applied = position if applied else (known.applied if known else None)
-        self.moves[item.key] = CursorMove(item.key, first, position, last_applied)
-
-    def merge(self, part: Tally) -> None:
-        """Add what a later run of events of the same batch settled."""
-        self.settled += part.settled
-        for key, move in part.moves.items():
-            known = self.moves.get(key)
-            if known:
-                applied = known.applied if move.applied is None else move.applied
-                move = CursorMove(key, known.first, move.last, applied)  # noqa: PLW2901 - joined with what was known
-            self.moves[key] = move
-        self.letters += part.letters
-        self.skips += part.skips
-        for name in ("applied", "skipped", "dead_lettered", "deduplicated"):
-            setattr(self.counters, name, getattr(self.counters, name) + getattr(part.counters, name))
-        self.attempted += part.attempted
-        self.wiped += part.wiped
-        self.retry, self.halt = part.retry, part.halt
 
 
 class LaneRun:
@@ -258,7 +187,7 @@ class LaneRun:
         `held` are the keys with an open letter under ``on_failure="park"``; a new letter adds its key.
         """
         tally = Tally()
-        call = _HandlerCall(self._projection, batch)
+        call = HandlerCall(self._projection, batch)
         for item in items:
             if item.key in held:
                 self._park(tally, item)
@@ -274,7 +203,7 @@ class LaneRun:
                 return tally
         return tally
 
-    def _apply_one(self, batch: Batch, call: _HandlerCall, item: Routed, tally: Tally) -> None:
+    def _apply_one(self, batch: Batch, call: HandlerCall, item: Routed, tally: Tally) -> None:
         if self._blamed and self._blamed[0] == item.event.position:
             self._give_up(tally, item, self._blamed[2], kind=self._blamed[1].label, wiped=False)
             return
@@ -408,7 +337,7 @@ class LaneRun:
         self._distrust(batch)
         send(signals.batch_failed, self._identity, count=len(batch), reason=failure.label, lane=self._lane)
         if failure.kind is FailureKind.STRUCTURAL:
-            msg = f"{failure.label}: {_text(error)}"
+            msg = f"{failure.label}: {plain_text(error)}"
             raise Halt(msg, failure.label) from error
         if failure.kind is FailureKind.INTEGRITY:
             if self._judging:  # even a pass in which each event was judged did not commit: nothing left to isolate
@@ -432,7 +361,7 @@ class LaneRun:
                 return Step(0, problem=failure.label)
         wait_s = BACKOFF_S[min(self._repeats, len(BACKOFF_S) - 1)]
         self._repeats += 1
-        return Step(0, wait_s, f"{failure.label}: {_text(error)}" if error else failure.label)
+        return Step(0, wait_s, f"{failure.label}: {plain_text(error)}" if error else failure.label)
 
     def _distrust(self, batch: Sequence[Routed]) -> None:
         """Believe the database only: the batch may have been committed although its answer was lost."""
@@ -497,95 +426,3 @@ class LaneRun:
                 self._lane,
                 extra={"projection": self._identity.name, "version": self._identity.version, "lane": self._lane},
             )
-
-
-class _HandlerCall:
-    """One handler call with everything that must happen inside its attempt: decoding, and judging the return.
-
-    Returns None for ``Done``, an empty sequence for a skip, and the declared writes otherwise. Judged inside the
-    attempt because what an invalid handler wrote through the ORM must be undone with it.
-    """
-
-    __slots__ = ("_batch", "_handler", "_identity", "_valid_result", "item", "replaying")
-
-    def __init__(self, projection: Projection, batch: Batch) -> None:
-        self._handler = projection.handler
-        self._identity = projection.identity
-        self._valid_result = projection.target.valid_result
-        self._batch = batch
-        self.item: Routed
-        self.replaying = False
-
-    def __call__(self) -> Sequence[Any] | None:
-        event = self.item.event
-        if self.item.error is not None:
-            raise self.item.error
-        try:
-            type_, data, metadata = event.payload()
-        except SkipEvent:
-            raise
-        except Exception as error:
-            raise DecodeFailed(_text(error)) from error
-        meta = EventMeta(
-            event.id, event.stream_id, event.position, type_, metadata, event.occurred_at,
-            event.correlation_id, event.causation_id, event.stream_version, self.replaying,
-        )  # fmt: skip
-        if signals.event_started.receivers or signals.event_stopped.receivers or signals.event_exception.receivers:
-            return self._judge(self._observed(event, data, meta))
-        return self._judge(self._call(data, meta))
-
-    def _call(self, data: Any, meta: EventMeta) -> Any:  # noqa: ANN401 - anything, judged next
-        try:
-            return self._handler(data, meta)
-        except (SystemExit, GeneratorExit, KeyboardInterrupt) as error:
-            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-                raise  # a person at the keyboard, not the handler
-            raise HandlerExited(f"the handler raised {type(error).__name__}") from error  # noqa: EM102, TRY003
-
-    def _observed(self, event: Any, data: Any, meta: EventMeta) -> Any:  # noqa: ANN401
-        fields = event_fields(event)
-        started = time.monotonic()
-        send(signals.event_started, self._identity, monotonic_time=started, system_time=time.time(), **fields)
-        try:
-            returned = self._call(data, meta)
-        except Exception as error:
-            now = time.monotonic()
-            send(
-                signals.event_exception, self._identity, duration=now - started, monotonic_time=now, kind="error",
-                reason=error, stacktrace=error.__traceback__, **fields,
-            )  # fmt: skip
-            raise
-        now = time.monotonic()
-        send(signals.event_stopped, self._identity, duration=now - started, monotonic_time=now, **fields)
-        return returned
-
-    def _judge(self, returned: Any) -> Sequence[Any] | None:  # noqa: ANN401
-        if isinstance(returned, Done):
-            return None
-        if isinstance(returned, Fail):
-            raise FailReturned(returned.reason)
-        writes = writes_of(returned)
-        if writes is None or (writes and not self._valid_result(returned)):
-            raise InvalidReturn(f"the handler returned {_shown(returned)}; accepted: {ACCEPTED}.")  # noqa: EM102, TRY003
-        if not writes and self._batch.wrote:
-            kind = "Skip()" if isinstance(returned, Skip) else "[]"
-            raise InvalidReturn(  # noqa: TRY003
-                f"the handler wrote through the ORM and then returned {kind}; return Done() to keep what it wrote."  # noqa: EM102
-            )
-        return writes
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - a repr that raises must not hide the mistake
-        text = f"an object of type {type(value).__qualname__}"
-    return text if len(text) <= 200 else text[:200] + "…"  # noqa: PLR2004
-
-
-def _text(error: BaseException | None) -> str:
-    try:
-        return " ".join(str(error).split())
-    except Exception:  # noqa: BLE001 - an exception whose __str__ raises
-        return f"(an {type(error).__qualname__} that cannot be shown)"
-

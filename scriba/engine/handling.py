@@ -1,0 +1,129 @@
+"""One handler call, and everything that must happen inside its attempt: decoding, and judging what it returned.
+
+Judged inside the attempt, because what an invalid handler wrote through the ORM must be undone with it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from scriba import signals
+from scriba.engine.telemetry import event_fields, send
+from scriba.event import EventMeta, SkipEvent
+from scriba.exceptions import InvalidReturn, PermanentFailure
+from scriba.results import ACCEPTED, Done, Fail, Skip, writes_of
+
+if TYPE_CHECKING:
+    from scriba.engine.lanes import Routed
+    from scriba.event import Event
+    from scriba.protocols import Batch
+    from scriba.registry import Projection
+
+__all__ = ["DecodeFailed", "FailReturned", "HandlerCall", "HandlerExited", "plain_text"]
+
+
+class DecodeFailed(PermanentFailure):
+    """The payload could not be decoded; the cause says why. Not retried: bytes do not get better."""
+
+
+class FailReturned(Exception):  # noqa: N818 - stands for the handler's Fail(reason)
+    """The handler returned ``Fail(reason)``."""
+
+
+class HandlerExited(PermanentFailure):
+    """The handler raised SystemExit, KeyboardInterrupt or GeneratorExit: a thread is not a process to leave."""
+
+
+class HandlerCall:
+    """Calls the handler for `item`; made once per batch.
+
+    Returns None for ``Done``, an empty sequence for a skip, and the declared writes otherwise.
+    """
+
+    __slots__ = ("_batch", "_handler", "_identity", "_valid_result", "item", "replaying")
+
+    def __init__(self, projection: Projection, batch: Batch) -> None:
+        self._handler = projection.handler
+        self._identity = projection.identity
+        self._valid_result = projection.target.valid_result
+        self._batch = batch
+        self.item: Routed
+        self.replaying = False
+
+    def __call__(self) -> Sequence[Any] | None:
+        event = self.item.event
+        if self.item.error is not None:
+            raise self.item.error
+        try:
+            type_, data, metadata = event.payload()
+        except SkipEvent:
+            raise
+        except Exception as error:
+            raise DecodeFailed(plain_text(error)) from error
+        meta = EventMeta(
+            event.id, event.stream_id, event.position, type_, metadata, event.occurred_at,
+            event.correlation_id, event.causation_id, event.stream_version, self.replaying,
+        )  # fmt: skip
+        if signals.event_started.receivers or signals.event_stopped.receivers or signals.event_exception.receivers:
+            return self._judge(self._observed(event, data, meta))
+        return self._judge(self._call(data, meta))
+
+    def _call(self, data: Any, meta: EventMeta) -> Any:  # noqa: ANN401 - anything, judged next
+        try:
+            return self._handler(data, meta)
+        except (SystemExit, GeneratorExit, KeyboardInterrupt) as error:
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise  # a person at the keyboard, not the handler
+            raise HandlerExited(f"the handler raised {type(error).__name__}") from error  # noqa: EM102, TRY003
+
+    def _observed(self, event: Event, data: Any, meta: EventMeta) -> Any:  # noqa: ANN401
+        fields = event_fields(event)
+        started = time.monotonic()
+        send(signals.event_started, self._identity, monotonic_time=started, system_time=time.time(), **fields)
+        try:
+            returned = self._call(data, meta)
+        except Exception as error:
+            now = time.monotonic()
+            send(
+                signals.event_exception, self._identity, duration=now - started, monotonic_time=now, kind="error",
+                reason=error, stacktrace=error.__traceback__, **fields,
+            )  # fmt: skip
+            raise
+        now = time.monotonic()
+        send(signals.event_stopped, self._identity, duration=now - started, monotonic_time=now, **fields)
+        return returned
+
+    def _judge(self, returned: Any) -> Sequence[Any] | None:  # noqa: ANN401
+        if isinstance(returned, Done):
+            return None
+        if isinstance(returned, Fail):
+            raise FailReturned(returned.reason)
+        writes = writes_of(returned)
+        if writes is None or (writes and not self._valid_result(returned)):
+            raise InvalidReturn(f"the handler returned {_shown(returned)}; accepted: {ACCEPTED}.")  # noqa: EM102, TRY003
+        if not writes and self._batch.wrote:
+            kind = "Skip()" if isinstance(returned, Skip) else "[]"
+            raise InvalidReturn(  # noqa: TRY003
+                f"the handler wrote through the ORM and then returned {kind}; return Done() to keep what it wrote."  # noqa: EM102
+            )
+        return writes
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a repr that raises must not hide the mistake
+        text = f"an object of type {type(value).__qualname__}"
+    return text if len(text) <= 200 else text[:200] + "…"  # noqa: PLR2004
+
+
+def plain_text(error: BaseException | None) -> str:
+    """Return an exception's words on one line, also when its ``__str__`` raises."""
+    try:
+        return " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 - an exception whose __str__ raises
+        return f"(an {type(error).__qualname__} that cannot be shown)"
+

@@ -1,0 +1,64 @@
+"""What a batch will settle, collected while it is open; and the decision to halt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from scriba.protocols import Counters, CursorMove
+
+if TYPE_CHECKING:
+    from scriba.engine.lanes import Routed
+    from scriba.protocols import Letter
+
+__all__ = ["Halt", "Tally"]
+
+
+class Halt(Exception):  # noqa: N818 - a decision that travels to the coordinator
+    """Nothing of this projection may go on until a human has acted; `label` is short, the message says why."""
+
+    def __init__(self, cause: str, label: str) -> None:
+        super().__init__(cause)
+        self.label = label
+
+
+@dataclass(slots=True)
+class Tally:
+    """The outcomes of a batch's events, in order, up to the point where it was cut."""
+
+    settled: int = 0
+    moves: dict[str, CursorMove] = field(default_factory=dict)
+    letters: list[Letter] = field(default_factory=list)
+    skips: list[tuple[Routed, str]] = field(default_factory=list)
+    counters: Counters = field(default_factory=Counters)
+    attempted: int = 0
+    wiped: int = 0  #: attempts that failed as their event's own fault (integrity, decoding)
+    retry: tuple[int, float] | None = None  #: (failed attempts of the next event, seconds to wait)
+    halt: Halt | None = None  #: raise after what came before is committed
+
+    @property
+    def is_cut(self) -> bool:
+        return self.retry is not None or self.halt is not None
+
+    def move(self, item: Routed, *, applied: bool) -> None:
+        position, known = item.event.position, self.moves.get(item.key)
+        first = known.first if known else position
+        last_applied = position if applied else (known.applied if known else None)
+        self.moves[item.key] = CursorMove(item.key, first, position, last_applied)
+
+    def merge(self, part: Tally) -> None:
+        """Add what a later run of events of the same batch settled."""
+        self.settled += part.settled
+        for key, move in part.moves.items():
+            known = self.moves.get(key)
+            if known:
+                applied = known.applied if move.applied is None else move.applied
+                move = CursorMove(key, known.first, move.last, applied)  # noqa: PLW2901 - joined with what was known
+            self.moves[key] = move
+        self.letters += part.letters
+        self.skips += part.skips
+        for name in ("applied", "skipped", "dead_lettered", "deduplicated"):
+            setattr(self.counters, name, getattr(self.counters, name) + getattr(part.counters, name))
+        self.attempted += part.attempted
+        self.wiped += part.wiped
+        self.retry, self.halt = part.retry, part.halt
