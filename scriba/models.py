@@ -112,6 +112,7 @@ class ProjectionState(models.Model):
     source_identity = models.TextField(db_default="", default="")
     hash_name = models.TextField(db_default="", default="")
     reset_count = models.IntegerField(db_default=0, default=0)
+    waited_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:

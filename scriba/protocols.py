@@ -375,12 +375,16 @@ class Recorded(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """The projection's row: what is wished, and whether it is halted."""
+    """The projection's row: what is wished, and whether it is halted.
+
+    `waited_for`: somebody is in ``wait_for`` right now, so the watermark should trail as little as it can.
+    """
 
     wish: Wish
     halt_cause: str = ""
     halt_label: str = ""
     reset_count: int = 0
+    waited_for: bool = False
 
 
 class Lease(NamedTuple):
