@@ -1,0 +1,142 @@
+"""From what a source was given (a class, a dotted path, a factory) to an application that can be read.
+
+Nothing here imports the library ``eventsourcing`` before it is asked for something, and no application is constructed
+before a runner subscribes: an application opens connections, and those belong to the process that reads.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from scriba.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from eventsourcing.application import Application
+
+__all__ = ["ApplicationLoader", "require_library", "topics_of"]
+
+#: What an application that only reads needs, unless `env` says otherwise: no DDL (two processes that create tables at
+#: the same moment fail), and not the five connections that the library's pool would open for each projection.
+READING: Final[Mapping[str, str]] = {
+    "CREATE_TABLE": "no",
+    "POSTGRES_POOL_SIZE": "1",
+    "POSTGRES_CONNECT_TIMEOUT": "5",
+}
+
+
+def require_library() -> None:
+    """Raise :class:`~scriba.exceptions.ConfigurationError`, with the cure, when the library is not installed."""
+    try:
+        importlib.import_module("eventsourcing.application")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "eventsourcing":
+            raise
+        msg = (
+            "this source reads applications of the Python library eventsourcing, which is not installed. Install it with: "
+            'pip install "scriba[eventsourcing]"'
+        )
+        raise ConfigurationError(msg) from error
+
+
+class ApplicationLoader:
+    """Finds the application that a source names, and constructs it for reading."""
+
+    def __init__(self, application: object, env: Mapping[str, str] | None, *, where: str) -> None:
+        self._given = application
+        self._env = dict(env or {})
+        self._where = where
+        self._check_given()
+
+    def name(self) -> str:
+        """Return the application's name, as its tables are named after it; a factory's own name for a factory."""
+        found = self.find()
+        if isinstance(found, type):
+            return str(found.name)  # type: ignore[attr-defined]  # checked to be an Application
+        return f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', type(found).__qualname__)}"
+
+    def is_factory(self) -> bool:
+        return not isinstance(self.find(), type)
+
+    def find(self) -> Callable[..., Any]:
+        """Return the application class or the factory; import it if it was named by a path."""
+        require_library()
+        from eventsourcing.application import Application  # noqa: PLC0415 - an extra, loaded when it is in use
+
+        found = _imported(self._given, self._where) if isinstance(self._given, str) else self._given
+        if isinstance(found, type):
+            if not issubclass(found, Application):
+                raise ConfigurationError(self._wrong(found))
+        elif not callable(found):
+            raise ConfigurationError(self._wrong(found))
+        elif self._env:
+            msg = (
+                f"{self._where}: env= goes with an application class. {found!r} is a factory: it makes the application, "
+                "so it decides about its environment (give it CREATE_TABLE=no)."
+            )
+            raise ConfigurationError(msg)
+        return found  # type: ignore[no-any-return]  # a class or a callable, checked above
+
+    def construct(self, forced: Mapping[str, str] = READING) -> Application[Any]:
+        """Return a new application, which the caller closes. `forced` gives way to the source's own `env` only."""
+        from eventsourcing.application import Application  # noqa: PLC0415 - an extra, loaded when it is in use
+
+        found = self.find()
+        if not isinstance(found, type):
+            made = found()
+            if not isinstance(made, Application):
+                msg = f"{self._where}: the factory {found!r} must return an eventsourcing Application, not {made!r}."
+                raise ConfigurationError(msg)
+            return made
+        # Names with the application's prefix win in the library: a class that sets SCHOOL_CREATE_TABLE would defeat ours.
+        prefix = f"{found.name.upper()}_"  # type: ignore[attr-defined]
+        env: dict[str, str] = {}
+        for settings in (forced, self._env):
+            for key in sorted(settings, key=lambda key: key.startswith(prefix)):
+                env[key] = env[prefix + key.removeprefix(prefix)] = str(settings[key])
+        return found(env=env)  # type: ignore[no-any-return]
+
+    def _check_given(self) -> None:
+        if isinstance(self._given, str) or callable(self._given):
+            return
+        raise ConfigurationError(self._wrong(self._given))
+
+    def _wrong(self, found: object) -> str:
+        return (
+            f"{self._where}: application={found!r} cannot be read. Accepted: a subclass of eventsourcing's Application, a "
+            'path to one ("school.application.School"), or a callable without arguments that makes a new one. An '
+            "application that is already made holds connections of its own; give its class."
+        )
+
+
+def topics_of(given: Collection[Any] | None, where: str) -> tuple[str, ...]:
+    """Return topic names: of a class its topic, a text as it is. Empty means all."""
+    if given is None:
+        return ()
+    if isinstance(given, str) or not isinstance(given, Collection) or not given:
+        msg = f"{where}: topics must be a list of topics or event classes, not {given!r}; leave it out to read all."
+        raise ConfigurationError(msg)
+    return tuple(item if isinstance(item, str) else _topic(item, where) for item in given)
+
+
+def _topic(item: object, where: str) -> str:
+    if not isinstance(item, type):
+        msg = f"{where}: topics must hold topics or event classes, not {item!r}."
+        raise ConfigurationError(msg)
+    from eventsourcing.utils import get_topic  # noqa: PLC0415 - an extra, loaded when it is in use
+
+    return get_topic(item)
+
+
+def _imported(path: str, where: str) -> Any:  # noqa: ANN401 - judged by the caller
+    """Import ``module:Name`` or ``module.Name``."""
+    module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
+    try:
+        found = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        msg = f"{where}: application={path!r} cannot be imported: {error}."
+        raise ConfigurationError(msg) from error
+    return found
