@@ -66,6 +66,7 @@ class DeadLetter(models.Model):
     wish_by = models.TextField(db_default="", default="")
     wished_at = models.DateTimeField(null=True)
     allow_out_of_order = models.BooleanField(db_default=False, default=False)
+    note = models.TextField(db_default="", default="")
 
     class Meta:
         db_table = "scriba_dead_letters"

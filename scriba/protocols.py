@@ -225,6 +225,43 @@ class Letter(NamedTuple):
     cause: BaseException | None = None
 
 
+class StoredLetter(NamedTuple):
+    """A dead letter as it is stored. `event` is eager: its data and metadata are the stored ones."""
+
+    id: int
+    event: Event
+    key: str
+    status: str
+    attempts: int
+
+
+class LetterWish(NamedTuple):
+    """What an operator wants of a letter: a column of its row, carried out by the owner's lane."""
+
+    letter: int
+    event_position: int
+    partition: str
+    key: str
+    wish: str  #: ``replay`` or ``discard``
+    by: str = ""
+    allow_out_of_order: bool = False
+
+
+class Resolution(NamedTuple):
+    """How a letter's row changes. `status` ``open`` keeps it, with the error of the new attempt in `failed`.
+
+    When a letter ends (``replayed``, ``discarded``), the first one parked behind it inherits the wish *replay* in
+    the same transaction: a crash between two of them leaves nothing parked behind no letter.
+    """
+
+    letter: int
+    status: str
+    by: str = ""
+    note: str = ""
+    applied: CursorMove | None = None  #: raises the key's applied position; never its cursor
+    failed: Letter | None = None
+
+
 @dataclass(slots=True)
 class Counters:
     """How the events of a batch were settled. `deduplicated` is the part of `skipped` that had been settled
@@ -291,6 +328,10 @@ class Writer(Protocol):
         """
         ...
 
+    def next_parked(self, key: str, partition: str, after: int) -> StoredLetter | None:
+        """Return the first parked letter of `key` behind position `after`. Outside of a batch."""
+        ...
+
     def close(self) -> None:
         """Close the connection. Twice is fine."""
         ...
@@ -332,6 +373,18 @@ class Batch(Protocol):
 
         On an exception everything since is undone and it is raised again. Only in a verdict pass.
         """
+        ...
+
+    def letter(self, letter: int) -> StoredLetter | None:
+        """Lock and return an unresolved letter (open or parked); None when it is resolved or gone."""
+        ...
+
+    def applied_beyond(self, key: str, position: int) -> bool:
+        """Say whether an event of `key` behind `position` has been applied."""
+        ...
+
+    def resolve(self, resolution: Resolution) -> None:
+        """Flush, then write what became of a letter, and take its wish away."""
         ...
 
     def settle(self, settlement: Settlement) -> int:
@@ -484,6 +537,10 @@ class Ledger(Protocol):
 
         Returns the lease under its new epoch, which stays with the owner; None when the epoch is not ours.
         """
+        ...
+
+    def letter_wishes(self, limit: int) -> Sequence[LetterWish]:
+        """Return the oldest wishes that operators have written on unresolved letters, by position."""
         ...
 
     def release(self, lease: Lease) -> None:

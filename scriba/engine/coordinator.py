@@ -38,6 +38,7 @@ WISH_EVERY_S: Final = 0.4  #: how often the wish is read: followed within a seco
 WATERMARK_EVERY_S: Final = 0.5  #: while events flow
 WATERMARK_DRAINED_S: Final = 0.05  #: once everything is settled
 CALM_AFTER_S: Final = 60.0  #: a term that lived so long ended by accident, not in a loop
+WISHES_AT_ONCE: Final = 1_000  #: wishes on letters handed to the lanes at one look
 STANDBY_EVERY_S: Final = 0.4  #: a standby looks so often whether the owner has gone
 
 _LIVE: Final = frozenset(set(Status) - {Status.NOT_RUNNING})
@@ -115,6 +116,7 @@ class Coordinator:
         self._was_started = False
         self._failures = 0
         self._restarts = 0
+        self._waited_for = False
         self._term_began = 0.0
         self._standbys = 0
         self._rate = _Rate()
@@ -217,7 +219,10 @@ class Coordinator:
         self._look_after_term()
         now = time.monotonic()
         if now - self._wish_read_at >= WISH_EVERY_S or self._term is None:
-            self._follow(self._ledger.orders())
+            orders = self._ledger.orders()
+            self._follow(orders)
+            self._waited_for = orders.waited_for
+            self._hand_out_wishes()
             self._wish_read_at = now
         self._save_watermark()
         self._report_lag()
@@ -267,6 +272,14 @@ class Coordinator:
             send(signals.projection_started, self._identity, system_time=time.time())
         elif was_paused:
             send(signals.projection_resumed, self._identity, system_time=time.time())
+
+    def _hand_out_wishes(self) -> None:
+        """Give each operator's wish on a dead letter to the lane of its key, once until it is carried out."""
+        term = self._term
+        if term is None or term.reader.subscription is None:
+            return
+        for wish in self._ledger.letter_wishes(WISHES_AT_ONCE):
+            term.resolve(wish)
 
     # --- the term -----------------------------------------------------------------------------------------
 
@@ -354,7 +367,8 @@ class Coordinator:
     # --- what is reported ---------------------------------------------------------------------------------
 
     def _saved_is_behind(self) -> bool:
-        return self._term is not None and self._term.in_flight == 0 and self._term.watermark != self._saved
+        term = self._term
+        return term is not None and (term.in_flight == 0 or self._waited_for) and term.watermark != self._saved
 
     def _save_watermark(self) -> None:
         term = self._term
@@ -364,7 +378,8 @@ class Coordinator:
         if watermark == self._saved or watermark < 0:
             term.reader.saved_watermark = -1 if self._saved is None else self._saved
             return
-        pause_s = WATERMARK_DRAINED_S if term.in_flight == 0 else WATERMARK_EVERY_S
+        trails = term.in_flight and not self._waited_for
+        pause_s = WATERMARK_EVERY_S if trails else WATERMARK_DRAINED_S
         if now - self._saved_at < pause_s:
             return
         if not self._ledger.save_watermark(self._lease, self._progress()):

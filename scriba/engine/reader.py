@@ -69,7 +69,7 @@ class Reader:
         self._first = resume.watermark is None
         self._resume = resume.watermark
         self._ceiling = -1
-        self._subscription: Subscription | None = None
+        self.subscription: Subscription | None = None  #: read by lanes for replays; None while reconnecting
         self._closing = threading.Event()
         self._running = threading.Event()
         self._failures = 0
@@ -92,7 +92,7 @@ class Reader:
             while not self._closing.is_set():
                 if self._running.wait(self._limits.idle_poll_s):
                     self._try_once(ledger)
-                elif self._subscription is not None:
+                elif self.subscription is not None:
                     self._attempt(self._housekeeping)
         finally:
             self._close_subscription()
@@ -119,7 +119,7 @@ class Reader:
 
     def _read_page(self, ledger: Ledger) -> None:
         """The steps of one page: look, promise, hand out, count as routed."""
-        subscription = self._subscription or self._subscribe()
+        subscription = self.subscription or self._subscribe()
         self._housekeeping()
         if not self._room():
             return
@@ -200,7 +200,7 @@ class Reader:
 
     def _housekeeping(self) -> None:
         """Tell the source what is settled, and look how far it has got, now and then."""
-        subscription = self._subscription
+        subscription = self.subscription
         if subscription is None:
             return
         if self.saved_watermark > self._acked:
@@ -215,7 +215,7 @@ class Reader:
 
     def _subscribe(self) -> Subscription:
         shard = Shard(self._lease.partition, self._lease.slice_from, self._lease.slice_to, self._resume)
-        self._subscription = subscription = self._source.subscribe(self._projection.identity, [shard])
+        self.subscription = subscription = self._source.subscribe(self._projection.identity, [shard])
         self.floor = getattr(subscription, "floor", lambda: None)()
         self._next_head = 0.0
         send(signals.source_subscribed, self._projection.identity, attempts=self._failures + 1)
@@ -236,7 +236,7 @@ class Reader:
             self._back_off(error)
 
     def _may_pass(self, error: Exception, ledger: Ledger | None) -> bool:
-        subscription = self._subscription
+        subscription = self.subscription
         judge = subscription.transient if subscription is not None else getattr(self._source, "transient", None)
         return (judge is not None and judge(error)) or (ledger is not None and ledger.transient(error))
 
@@ -252,7 +252,7 @@ class Reader:
         self._closing.wait(wait_s)
 
     def _close_subscription(self) -> None:
-        subscription, self._subscription = self._subscription, None
+        subscription, self.subscription = self.subscription, None
         if subscription is not None:
             try:
                 subscription.close()
@@ -260,7 +260,7 @@ class Reader:
                 logger.debug("closing the source's subscription failed", exc_info=True)
 
     def _wake(self) -> None:
-        subscription = self._subscription
+        subscription = self.subscription
         if subscription is not None:
             subscription.wake()
 

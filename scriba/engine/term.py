@@ -18,13 +18,14 @@ from scriba.engine.lanes import Lane, Routed, Watermark
 from scriba.engine.partitioner import lane_of
 from scriba.engine.pipeline import LaneRun
 from scriba.engine.reader import Reader
+from scriba.engine.replay import Replayer
 from scriba.engine.workers import Crew
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from scriba.conf import Settings
-    from scriba.protocols import Lease, Ledger, Resume, Source
+    from scriba.protocols import Lease, Ledger, LetterWish, Resume, Source
     from scriba.registry import Projection
 
 __all__ = ["Term"]
@@ -60,6 +61,7 @@ class Term:
             projection, source, lease, resume, self._lanes, self._watermark, open_ledger, settings, on_change
         )
         self._runs: dict[int, LaneRun] = {}
+        self._wishes: set[int] = set()
         self._settled = [0] * projection.lanes
         self._settled_at: dict[int, tuple[int, datetime | None]] = {}
         self._problems: dict[int, str] = {}
@@ -133,9 +135,12 @@ class Term:
         known = [at for at in self._settled_at.copy().values() if at[0] <= watermark]
         return max(known, key=lambda at: at[0])[1] if known else None
 
-    def post(self, key: str, job: Callable[[LaneRun], None]) -> None:
-        """Let the lane of `key` do `job` between two of its batches."""
-        self._lanes[lane_of(key, len(self._lanes))].post(job)
+    def resolve(self, wish: LetterWish) -> None:
+        """Let the lane of the letter's key carry out `wish` between two of its batches, once at a time."""
+        if wish.letter in self._wishes:
+            return
+        self._wishes.add(wish.letter)
+        self._lanes[lane_of(wish.key, len(self._lanes))].post(wish)
 
     # --- the worker thread ----------------------------------------------------------------------------------
 
@@ -154,14 +159,17 @@ class Term:
                 stopping=self._closing.is_set,
             )
             self._runs[lane.number] = run
+            replayer = Replayer(self._projection, writer, self._lease)
             while (taken := lane.take(self._projection.batch_size)) is not None:
-                self._serve(lane, run, *taken)
+                self._serve(lane, run, replayer, *taken)
         finally:
             writer.close()
 
-    def _serve(self, lane: Lane, run: LaneRun, jobs: Sequence[Callable[[LaneRun], None]], items: Sequence[Routed]) -> None:
-        for job in jobs:
-            job(run)
+    def _serve(
+        self, lane: Lane, run: LaneRun, replayer: Replayer, wishes: Sequence[LetterWish], items: Sequence[Routed]
+    ) -> None:
+        for wish in wishes:
+            self._carry_out(replayer, wish)
         if not items:
             return
         step = run.step(items)
@@ -178,6 +186,14 @@ class Term:
                 self._on_change()
         if step.wait_s:
             self._closing.wait(step.wait_s)
+
+    def _carry_out(self, replayer: Replayer, wish: LetterWish) -> None:
+        try:
+            subscription = self.reader.subscription
+            if subscription is not None and not self._closing.is_set():
+                replayer.carry_out(wish, subscription)
+        finally:
+            self._wishes.discard(wish.letter)
 
     def _floor(self) -> int:
         return max(self._resume.floor, -1 if self.reader.floor is None else self.reader.floor)

@@ -63,6 +63,7 @@ class Migration(migrations.Migration):
                 ('wish_by', models.TextField(db_default='', default='')),
                 ('wished_at', models.DateTimeField(null=True)),
                 ('allow_out_of_order', models.BooleanField(db_default=False, default=False)),
+                ('note', models.TextField(db_default='', default='')),
             ],
             options={
                 'verbose_name': 'dead letter',

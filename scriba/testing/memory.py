@@ -29,11 +29,14 @@ from scriba.protocols import (
     Letter,
     Orders,
     Page,
+    LetterWish,
     Progress,
     Recorded,
+    Resolution,
     Resume,
     Settlement,
     Shard,
+    StoredLetter,
     Wish,
 )
 
@@ -183,7 +186,10 @@ class MemoryTarget:
     def __init__(self, *, fault: Callable[[str, MemoryBatch], None] = lambda stage, batch: None) -> None:
         self.log: list[Any] = []
         self.cursors: dict[str, int] = {}
-        self.letters: dict[int, Letter] = {}
+        self.letters: dict[int, Letter] = {}  #: by position, which is a letter's id here
+        self.wishes: dict[int, LetterWish] = {}
+        self.notes: dict[int, str] = {}
+        self.applied: dict[str, int] = {}
         self.counters = Counters()
         self.epochs: dict[int, int] = {}
         self.batches = 0
@@ -210,6 +216,22 @@ class MemoryTarget:
         del models
         return []
 
+    def wish(self, position: int, wish: str = "replay", *, allow_out_of_order: bool = False) -> None:
+        """Write an operator's wish on the letter at `position`."""
+        with self.lock:
+            key = self.letters[position].key
+            self.wishes[position] = LetterWish(position, position, "", key, wish, "operator", allow_out_of_order)
+
+    def stored(self, position: int) -> StoredLetter | None:
+        letter = self.letters.get(position)
+        if letter is None or letter.status not in {"open", "parked"}:
+            return None
+        return StoredLetter(position, letter.event, letter.key, letter.status, letter.attempts)
+
+    def next_parked(self, key: str, after: int) -> StoredLetter | None:
+        parked = (at for at, letter in sorted(self.letters.items()) if (letter.key, letter.status) == (key, "parked"))
+        return next((self.stored(at) for at in parked if at > after), None)
+
 
 class MemoryWriter:
     def __init__(self, target: MemoryTarget) -> None:
@@ -230,6 +252,11 @@ class MemoryWriter:
             batch.apply()
         target.fault("answer", batch)
 
+    def next_parked(self, key: str, partition: str, after: int) -> StoredLetter | None:
+        del partition
+        with self._target.lock:
+            return self._target.next_parked(key, after)
+
     def close(self) -> None:
         pass
 
@@ -239,6 +266,7 @@ class MemoryBatch:
         self._target = target
         self._writes: list[Any] = []
         self._settlement: Settlement | None = None
+        self._resolution: Resolution | None = None
 
     @property
     def wrote(self) -> bool:
@@ -276,6 +304,17 @@ class MemoryBatch:
             raise
         return done
 
+    def letter(self, letter: int) -> StoredLetter | None:
+        with self._target.lock:
+            return self._target.stored(letter)
+
+    def applied_beyond(self, key: str, position: int) -> bool:
+        return self._target.applied.get(key, -1) > position
+
+    def resolve(self, resolution: Resolution) -> None:
+        self._target.fault("resolve", self)
+        self._resolution = resolution
+
     def settle(self, settlement: Settlement) -> int:
         self._target.fault("settle", self)
         self._settlement = settlement
@@ -284,18 +323,34 @@ class MemoryBatch:
     def apply(self) -> None:
         """Commit: all or nothing, under the target's lock."""
         target, settlement = self._target, self._settlement
+        if self._resolution is not None:
+            self._apply_resolution(self._resolution)
+            return
         if settlement is None:
-            msg = "a batch was left without settle()"
-            raise AssertionError(msg)
+            return
         for move in settlement.moves:
             if target.cursors.get(move.key, -1) >= move.first:
                 raise CursorRefused
         target.log.extend(self._writes)
         target.cursors.update((move.key, move.last) for move in settlement.moves)
+        target.applied.update((move.key, move.applied) for move in settlement.moves if move.applied is not None)
         target.letters.update((letter.event.position, letter) for letter in settlement.letters)
         for name in ("applied", "skipped", "dead_lettered", "deduplicated", "unmatched"):
             setattr(target.counters, name, getattr(target.counters, name) + getattr(settlement.counters, name))
         target.batches += 1
+
+    def _apply_resolution(self, done: Resolution) -> None:
+        target, old = self._target, self._target.letters[done.letter]
+        target.log.extend(self._writes)
+        target.letters[done.letter] = (done.failed or old)._replace(status=done.status)
+        target.notes[done.letter] = done.note
+        target.wishes.pop(done.letter, None)
+        if done.applied is not None:
+            key, position = done.applied.key, done.applied.last
+            target.applied[key] = max(target.applied.get(key, -1), position)
+        following = target.next_parked(old.key, done.letter)
+        if done.status in {"replayed", "discarded"} and following is not None:
+            target.wishes[following.id] = LetterWish(following.id, following.id, "", old.key, "replay", done.by)
 
 
 # --- ledger (internal) ----------------------------------------------------------------------------------
@@ -401,6 +456,10 @@ class MemoryLedger:
             self._state.epoch += 1
             self._state.target.epochs[1] = self._state.epoch
             return lease._replace(epoch=self._state.epoch)
+
+    def letter_wishes(self, limit: int) -> Sequence[LetterWish]:
+        with self._state.target.lock:
+            return [wish for _, wish in sorted(self._state.target.wishes.items())][:limit]
 
     def release(self, lease: Lease) -> None:
         with self._state.lock:

@@ -1,0 +1,155 @@
+"""Replays and discards: what an operator wishes of a dead letter, carried out by the key's own lane.
+
+In lane order, under the fence, between two batches: done anywhere else it would race with the live lane, and an event
+could be stranded as parked behind no letter, or applied after a later one. A replay never touches the live cursor
+nor the lane's counters; the letter's status changes in the transaction of the rows it wrote.
+
+Under ``on_failure="park"`` the end of a letter hands its wish to the first one parked behind it, in one transaction,
+and so on in order: a limited number at a time, so that the lane's other keys are not kept waiting. What arrives
+meanwhile still queues behind.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from scriba.engine.handling import DecodeFailed, FailReturned, HandlerCall, HandlerExited, plain_text
+from scriba.engine.lanes import Routed
+from scriba.engine.letters import letter_for
+from scriba.event import SkipEvent
+from scriba.protocols import CursorMove, FailureKind, FenceLost, Resolution, WriteFailed
+from scriba.results import Fail
+
+if TYPE_CHECKING:
+    from scriba.protocols import Batch, Failure, Lease, Letter, LetterWish, StoredLetter, Subscription, Writer
+    from scriba.registry import Projection
+
+__all__ = ["RELEASED_AT_ONCE", "Replayer"]
+
+logger = logging.getLogger("scriba")
+
+RELEASED_AT_ONCE: Final = 100  #: parked events applied before the lane's other keys get their turn
+
+
+class Replayer:
+    """Carries out wishes on one lane's writer. Used by that lane's thread."""
+
+    def __init__(self, projection: Projection, writer: Writer, lease: Lease) -> None:
+        self._projection = projection
+        self._writer = writer
+        self._lease = lease
+
+    def carry_out(self, wish: LetterWish, subscription: Subscription) -> None:
+        """Do what `wish` says, and the same for those parked behind.
+
+        A transient error leaves the wish where it is, for the next look. Raises FenceLost.
+        """
+        try:
+            done = self._discard(wish) if wish.wish == "discard" else self._replay_wished(wish, subscription)
+            if done:
+                self._release(wish, subscription)
+        except FenceLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - classified: an operator's wish never halts the live projection
+            failure, cause = self._failure_of(error)
+            if failure.kind is not FailureKind.TRANSIENT:
+                raise
+            logger.warning("%s: a %s waits: %s", self._projection.identity, wish.wish, plain_text(cause))
+
+    # --- one letter ---------------------------------------------------------------------------------------
+
+    def _discard(self, wish: LetterWish) -> bool:
+        with self._writer.batch(self._lease.fence) as batch:
+            stored = batch.letter(wish.letter)
+            if stored is not None:
+                batch.resolve(Resolution(stored.id, "discarded", wish.by))
+        return stored is not None
+
+    def _replay_wished(self, wish: LetterWish, subscription: Subscription) -> bool:
+        event = subscription.read(wish.event_position, wish.partition)
+        return self._replay(wish.letter, wish, Routed(event, wish.key) if event else None, subscription)
+
+    def _replay(self, letter: int, wish: LetterWish, found: Routed | None, subscription: Subscription) -> bool:
+        """Run one letter's event through the handler; say whether it is applied. A failure stays open."""
+        try:
+            with self._writer.batch(self._lease.fence) as batch:
+                stored = batch.letter(letter)
+                if stored is None:
+                    return False
+                if not wish.allow_out_of_order and batch.applied_beyond(stored.key, stored.event.position):
+                    batch.resolve(Resolution(stored.id, stored.status, wish.by, note=OUT_OF_ORDER))
+                    return False
+                item = found or Routed(subscription.restore(stored.event), stored.key)
+                applied = self._apply(batch, item)
+                position = stored.event.position
+                move = CursorMove(stored.key, position, position, position) if applied else None
+                batch.resolve(Resolution(stored.id, "replayed", wish.by, applied=move))
+        except FenceLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - the new failure is written on the letter
+            failure, cause = self._failure_of(error)
+            if failure.kind is FailureKind.TRANSIENT:
+                raise
+            self._record_failure(letter, wish, cause, failure)
+            return False
+        return True
+
+    def _apply(self, batch: Batch, item: Routed) -> bool:
+        call = HandlerCall(self._projection, batch)
+        call.item, call.replaying = item, True
+        try:
+            outcome = batch.attempt(call)
+        except SkipEvent:
+            return False
+        if outcome:
+            batch.add(outcome)
+        return outcome is None or bool(outcome)
+
+    def _record_failure(self, letter: int, wish: LetterWish, cause: BaseException, failure: Failure) -> None:
+        with self._writer.batch(self._lease.fence) as batch:
+            stored = batch.letter(letter)
+            if stored is not None:
+                failed = self._letter_of(stored, cause, failure)
+                batch.resolve(Resolution(stored.id, "open", wish.by, note="the replay failed again", failed=failed))
+
+    def _letter_of(self, stored: StoredLetter, cause: BaseException, failure: Failure) -> Letter:
+        kind: str | None = None
+        reason: BaseException | Fail = cause
+        if isinstance(cause, FailReturned):
+            reason = Fail(cause.args[0])
+        elif isinstance(cause, DecodeFailed | HandlerExited) and cause.__cause__ is not None:
+            reason = cause.__cause__
+            kind = f"decode:{type(reason).__qualname__}" if isinstance(cause, DecodeFailed) else None
+        elif failure.label.startswith("commit:"):
+            kind = failure.label
+        return letter_for(stored.event, stored.key, reason, stored.attempts + 1, self._projection.identity, kind=kind)
+
+    # --- those behind it ----------------------------------------------------------------------------------
+
+    def _release(self, wish: LetterWish, subscription: Subscription) -> None:
+        """Apply what is parked behind a resolved letter, in order, until one fails or enough is done for now.
+
+        The next one carries the wish already, so what is left is found again at the next look.
+        """
+        after = wish.event_position
+        for _ in range(RELEASED_AT_ONCE):
+            parked = self._writer.next_parked(wish.key, wish.partition, after)
+            if parked is None:
+                return
+            event = subscription.read(parked.event.position, wish.partition)
+            found = Routed(event, parked.key) if event else None
+            if not self._replay(parked.id, wish, found, subscription):
+                return
+            after = parked.event.position
+
+    def _failure_of(self, error: Exception) -> tuple[Failure, BaseException]:
+        if isinstance(error, WriteFailed):
+            return error.failure, error.__cause__ or error
+        return self._projection.target.classify(error), error
+
+
+OUT_OF_ORDER: Final = (
+    "refused: a later event of the same key has been applied already; replay with allow_out_of_order=True if the "
+    "handler does not depend on the order"
+)
