@@ -10,14 +10,14 @@ owner, an epoch and the end of a lease. What always holds:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from django.db import InterfaceError, OperationalError
 
 from scriba.connection import OwnConnection, storable
 from scriba.exceptions import ConfigurationError, ScribaError
-from scriba.protocols import FenceLost, Holder, Lease, Orders, Resume, Shard, Wish
+from scriba.protocols import FenceLost, Holder, Lease, LetterWish, Orders, Resume, Shard, Wish
 from scriba.takeover import insist
 
 if TYPE_CHECKING:
@@ -213,6 +213,15 @@ class PgLedger:
             f"rate = %(rate)s, {_PROGRESS}",
             {"lease_s": lease_s, **_reported(progress)},
         )
+
+    def letter_wishes(self, limit: int) -> Sequence[LetterWish]:
+        """Return the oldest wishes that operators have written on unresolved letters, by position."""
+        found = self._connection.rows(
+            "SELECT id, position, partition, stream_id, wish, wish_by, allow_out_of_order FROM scriba_dead_letters "
+            f"WHERE {_PROJECTION} AND wish <> '' AND status IN ('open', 'parked') ORDER BY position LIMIT %(limit)s",
+            self._row | {"limit": limit},
+        )
+        return [LetterWish(*row) for row in found]
 
     def release(self, lease: Lease) -> None:
         """Give the segment up at once, so that a standby need not wait for the lease to run out."""
