@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.backends.utils import CursorWrapper
 
-__all__ = ["OwnConnection", "Row", "storable"]
+__all__ = ["OwnConnection", "Params", "Row", "storable"]
 
 Row = tuple[Any, ...]
 Params = Sequence[object] | Mapping[str, object]

@@ -15,11 +15,10 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from scriba.connection import OwnConnection, Row
+from scriba.connection import OwnConnection, Params, Row
 
 if TYPE_CHECKING:
     from django.db.backends.utils import CursorWrapper
@@ -35,7 +34,7 @@ RESET_MARK: Final = 1_396_920_905  #: first key of the advisory lock that exempt
 
 
 def insist(
-    cursor: CursorWrapper, sql: str, params: Sequence[object], *, using: str, patience_s: float = PATIENCE_S
+    cursor: CursorWrapper, sql: str, params: Params, *, using: str, patience_s: float = PATIENCE_S
 ) -> list[Row]:
     """Execute `sql` inside the open transaction of `cursor`; end whoever makes it wait for a row lock.
 

@@ -1,0 +1,314 @@
+"""What operators and programs ask of projections, from any process: a web request, a shell, the admin, another host.
+
+A command writes a **wish** into a row; the process that owns the projection follows it within a second. What always
+holds: the state check and the change are one guarded UPDATE, so two operators cannot both succeed; a command in the
+wrong state raises, it is never silently idempotent. The statements run on the caller's own connection: inside a
+transaction a wish takes effect when that commits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from django.db import connections, transaction
+
+from scriba.exceptions import EventDeadLettered, InvalidState, ProjectionHalted, WaitTimeout
+from scriba.info import Info, ListedProjection, State, alias_of, info, list_projections, read_state
+from scriba.protocols import Status, Wish
+from scriba.registry import find
+from scriba.resetting import Forgotten, reset
+from scriba.waiting import wait_for
+
+if TYPE_CHECKING:
+    from django.db.models import Model, QuerySet
+
+    from scriba.engine.runner import RunningProjection
+    from scriba.models import DeadLetter
+    from scriba.registry import Projection
+
+__all__ = [
+    "Forgotten",
+    "Info",
+    "ListedProjection",
+    "dead_letters",
+    "discard",
+    "info",
+    "list_projections",
+    "pause",
+    "replay",
+    "reset",
+    "resume",
+    "start",
+    "start_projection",
+    "stop",
+    "wait_for",
+]
+
+LOOK_EVERY_S: Final = 0.05
+
+
+class Command(NamedTuple):
+    """What a command wishes, which wishes it may follow, and whether it is allowed on a halted projection."""
+
+    verb: str
+    wish: Wish
+    after: tuple[Wish, ...]
+    while_halted: bool
+    followed: Callable[[State], bool]
+
+
+# --- commands ---------------------------------------------------------------------------------------------------
+
+
+def start(p: object, *, by: str = "", reason: str = "", wait: bool = False, timeout: float = 10.0) -> None:
+    """Let a stopped projection run again; leaves a halt behind.
+
+    `p` is the decorated function, a name (version 1), or (name, version). `by` and `reason` are recorded. With `wait`
+    it returns when the owner has followed, within `timeout` seconds.
+
+    Raises :class:`~scriba.exceptions.InvalidState` when it is not stopped (a halted one is stopped first),
+    :class:`~scriba.exceptions.UnknownProjection`, and with `wait` :class:`~scriba.exceptions.WaitTimeout` or
+    :class:`~scriba.exceptions.ProjectionHalted`.
+    """
+    _command(p, _START, by, reason, wait_s=timeout if wait else None)
+
+
+def pause(p: object, *, by: str = "", reason: str = "", wait: bool = False, timeout: float = 10.0) -> None:
+    """Let a projection take nothing new; what is in flight is finished. Survives restarts. See :func:`start`."""
+    _command(p, _PAUSE, by, reason, wait_s=timeout if wait else None)
+
+
+def resume(p: object, *, by: str = "", reason: str = "", wait: bool = False, timeout: float = 10.0) -> None:
+    """Let a paused projection go on. See :func:`start`."""
+    _command(p, _RESUME, by, reason, wait_s=timeout if wait else None)
+
+
+def stop(p: object, *, by: str = "", reason: str = "", wait: bool = False, timeout: float = 10.0) -> None:
+    """Drain a projection and let it rest until :func:`start`. Allowed on a halted one, too. See :func:`start`."""
+    _command(p, _STOP, by, reason, wait_s=timeout if wait else None)
+
+
+def start_projection(p: object, /, **overrides: Any) -> RunningProjection:  # noqa: ANN401 - options of several types
+    """Wish *running* and run the projection in threads of this process; return its handle.
+
+    The handle has ``wait()`` and ``stop()`` and is a context manager. `overrides` are options that are not part of
+    the identity (``parallelism=32``). Raises :class:`~scriba.exceptions.ConfigurationError` and
+    :class:`~scriba.exceptions.UnknownProjection`.
+    """
+    from scriba.engine.runner import start_in_background  # noqa: PLC0415 - only those who run a projection need threads
+
+    projection = find(p)
+    return start_in_background(projection.override(**overrides) if overrides else projection)
+
+
+def _command(p: object, command: Command, by: str, reason: str, *, wait_s: float | None) -> None:
+    projection = find(p)
+    alias = alias_of(projection)
+    if wait_s is not None:
+        _refuse_to_wait_in_transaction(alias)
+    if not _change_wish(projection, alias, command, by, reason):
+        _refuse(projection, command, read_state(projection.identity, alias))
+    if wait_s is not None:
+        _wait_until_followed(projection, alias, command, wait_s)
+
+
+def _change_wish(projection: Projection, alias: str, command: Command, by: str, reason: str) -> bool:
+    """Check the state and change the wish, in one statement. A projection without a row is wished *running*."""
+    params = {
+        "name": projection.name,
+        "version": projection.version,
+        "wish": command.wish.value,
+        "after": [wish.value for wish in command.after],
+        "halted": command.while_halted,
+        "by": by,
+        "reason": reason,
+        "payload": str(projection.identity),
+    }
+    with connections[alias].cursor() as cursor:
+        if Wish.RUNNING in command.after:
+            cursor.execute(_CREATE, params)
+        cursor.execute(_CHANGE, params)
+        return bool(cursor.fetchall())
+
+
+def _refuse(projection: Projection, command: Command, state: State) -> None:
+    wish = state.wish or Wish.RUNNING
+    if state.halt_cause and not (command.while_halted and wish is Wish.STOPPED):
+        shown: str = Status.HALTED.value
+        cure = f"Mend the cause, then stop and start it. It halted because: {state.halt_cause}"
+    else:
+        shown = wish.value
+        cure = f"Possible when it is {' or '.join(command.after)}."
+    msg = f"cannot {command.verb} {projection.identity} while it is {shown}. {cure}"
+    raise InvalidState(shown, msg)
+
+
+def _wait_until_followed(projection: Projection, alias: str, command: Command, timeout: float) -> None:
+    def is_followed() -> bool:
+        state = read_state(projection.identity, alias)
+        if state.halt_cause and not command.while_halted:
+            msg = f"{projection.identity} halted: {state.halt_cause}"
+            raise ProjectionHalted(msg)
+        return command.followed(state)
+
+    if not _poll(is_followed, timeout):
+        state = read_state(projection.identity, alias)
+        shown = f"{state.owner} shows it {state.status}" if state.is_live else "no process runs it"
+        msg = (
+            f"{projection.identity} is wished {command.wish} but did not follow within {timeout:g} s: {shown}. The wish "
+            "stays; whoever runs the projection follows it."
+        )
+        raise WaitTimeout(msg, reached=state.watermark)
+
+
+# --- dead letters -----------------------------------------------------------------------------------------------
+
+
+def dead_letters(p: object, **filters: Any) -> QuerySet[DeadLetter]:  # noqa: ANN401 - field lookups
+    """Return the dead letters of `p` as a queryset, ordered by position; `filters` are field lookups.
+
+    ``dead_letters(orders, status="open", error_kind__startswith="commit:")``. Raises
+    :class:`~scriba.exceptions.UnknownProjection`.
+    """
+    from scriba.models import DeadLetter  # noqa: PLC0415 - needs the app registry
+
+    projection = find(p)
+    letters = DeadLetter.objects.using(alias_of(projection))
+    return letters.filter(
+        projection_name=projection.name, projection_version=projection.version, **filters
+    ).order_by("partition", "position")
+
+
+def replay(
+    letter: DeadLetter, *, allow_out_of_order: bool = False, by: str = "", wait: bool = False, timeout: float = 10.0
+) -> DeadLetter:
+    """Wish that the letter's event be handled again; return the letter as it is then.
+
+    The owner's lane does it, between two of its batches, through the same handler. An event whose stream has moved on
+    is not applied late unless `allow_out_of_order`. With `wait` it returns when the letter is resolved.
+
+    Raises :class:`~scriba.exceptions.InvalidState` when the letter is resolved, waits for another wish, or would be
+    applied out of order; with `wait` :class:`~scriba.exceptions.EventDeadLettered` when the replay failed again, and
+    :class:`~scriba.exceptions.WaitTimeout`.
+    """
+    if not allow_out_of_order:
+        _refuse_late(letter)
+    return _resolve(letter, "replay", by, timeout if wait else None, allow_out_of_order=allow_out_of_order)
+
+
+def discard(letter: DeadLetter, *, by: str = "", wait: bool = False, timeout: float = 10.0) -> DeadLetter:
+    """Wish that the letter be given up for good; the events parked behind it are released. See :func:`replay`."""
+    return _resolve(letter, "discard", by, timeout if wait else None)
+
+
+def _refuse_late(letter: DeadLetter) -> None:
+    """Say at once what the owner, which decides, would say later."""
+    from scriba.models import Position  # noqa: PLC0415 - needs the app registry
+
+    later = Position.objects.using(_alias(letter)).filter(
+        projection_name=letter.projection_name,
+        projection_version=letter.projection_version,
+        stream_id=letter.stream_id,
+        applied_position__gt=letter.position,
+    )
+    applied = later.values_list("applied_position", flat=True).first()
+    if applied is not None:
+        msg = (
+            f"{letter} cannot be replayed in order: {letter.stream_id!r} has moved on, its event at position {applied} is "
+            "applied. If the handler does not mind, replay with allow_out_of_order; else discard it."
+        )
+        raise InvalidState("out of order", msg)
+
+
+def _resolve(
+    letter: DeadLetter, wish: str, by: str, wait_s: float | None, *, allow_out_of_order: bool = False
+) -> DeadLetter:
+    from django.db.models.functions import Now  # noqa: PLC0415 - models need settings
+
+    alias = _alias(letter)
+    if wait_s is not None:
+        _refuse_to_wait_in_transaction(alias)
+    unresolved = type(letter).objects.using(alias).filter(
+        pk=letter.pk, status__in=(letter.Status.OPEN, letter.Status.PARKED), wish=""
+    )
+    wished = unresolved.update(wish=wish, wish_by=by, wished_at=Now(), allow_out_of_order=allow_out_of_order)
+    letter.refresh_from_db(using=alias)
+    if not wished:
+        state = f"waiting for its {letter.wish}" if letter.wish else letter.status
+        msg = f"cannot {wish} {letter}: it is {state}; possible while it is open or parked and nothing is wished of it."
+        raise InvalidState(state, msg)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT pg_notify('scriba_wish', %s)", [f"{letter.projection_name}:{letter.projection_version}"])
+    if wait_s is not None:
+        _wait_until_resolved(letter, wish, alias, wait_s)
+    return letter
+
+
+def _wait_until_resolved(letter: DeadLetter, wish: str, alias: str, timeout: float) -> None:
+    def is_carried_out() -> bool:
+        letter.refresh_from_db(using=alias)
+        return not letter.wish
+
+    if not _poll(is_carried_out, timeout):
+        msg = f"nobody has carried out the {wish} of {letter} within {timeout:g} s. The wish stays."
+        raise WaitTimeout(msg, position=letter.position)
+    if letter.status not in {letter.Status.REPLAYED, letter.Status.DISCARDED}:
+        msg = f"the {wish} of {letter} came to nothing: {letter.note or letter.error_message}"
+        raise EventDeadLettered(msg, letter_id=letter.pk)
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------
+
+
+def _alias(row: Model) -> str:
+    return row._state.db or "default"  # noqa: SLF001 - Django's documented place for it
+
+
+def _refuse_to_wait_in_transaction(alias: str) -> None:
+    if connections[alias].in_atomic_block:
+        msg = "wait=True inside a transaction waits for ever: nobody sees the wish before the transaction has committed."
+        raise transaction.TransactionManagementError(msg)
+
+
+def _poll(is_so: Callable[[], bool], timeout: float) -> bool:
+    deadline = time.monotonic() + timeout
+    while not is_so():
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        time.sleep(min(LOOK_EVERY_S, left_s))
+    return True
+
+
+def _is_at_rest(state: State) -> bool:
+    return not state.is_live or state.owner_status in {Status.STOPPED, Status.HALTED}
+
+
+def _shows(status: Status) -> Callable[[State], bool]:
+    return lambda state: state.is_live and state.owner_status == status
+
+
+_START: Final = Command("start", Wish.RUNNING, (Wish.STOPPED,), True, _shows(Status.RUNNING))
+_PAUSE: Final = Command("pause", Wish.PAUSED, (Wish.RUNNING,), False, _shows(Status.PAUSED))
+_RESUME: Final = Command("resume", Wish.RUNNING, (Wish.PAUSED,), False, _shows(Status.RUNNING))
+_STOP: Final = Command("stop", Wish.STOPPED, (Wish.RUNNING, Wish.PAUSED), True, _is_at_rest)
+
+_CREATE: Final = """
+INSERT INTO scriba_projections (projection_name, projection_version) VALUES (%(name)s, %(version)s)
+ON CONFLICT (projection_name, projection_version) DO NOTHING
+"""
+#: A start comes after a stop: that is the human act which leaves a halt behind.
+_CHANGE: Final = """
+WITH done AS (
+  UPDATE scriba_projections
+  SET wish = %(wish)s, wish_by = %(by)s, wish_reason = %(reason)s, wished_at = now(),
+      halt_cause = CASE WHEN %(wish)s = 'running' THEN '' ELSE halt_cause END,
+      halt_label = CASE WHEN %(wish)s = 'running' THEN '' ELSE halt_label END,
+      halted_at = CASE WHEN %(wish)s = 'running' THEN NULL ELSE halted_at END
+  WHERE projection_name = %(name)s AND projection_version = %(version)s
+    AND wish = ANY(%(after)s) AND (%(halted)s OR halted_at IS NULL)
+  RETURNING 1)
+SELECT pg_notify('scriba_wish', %(payload)s) FROM done
+"""
