@@ -1,0 +1,64 @@
+"""Real processes against the test database: `manage.py` commands that are stopped, continued and killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from django.db import connections
+
+__all__ = ["REPOSITORY", "database_url", "manage", "managed"]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def database_url(alias: str = "default") -> str:
+    """Return the URL of the *test* database behind `alias`."""
+    settings = connections[alias].settings_dict
+    host, port = settings["HOST"], settings["PORT"]
+    user, password = settings["USER"] or "", settings["PASSWORD"]
+    credentials = f"{user}:{password}@" if password else f"{user}@"
+    if str(host).startswith("/") or not host:
+        options = settings.get("OPTIONS", {})
+        socket = host or options.get("host", "")
+        return f"postgresql://{credentials}/{settings['NAME']}?host={socket}&port={port or options.get('port', '')}"
+    return f"postgresql://{credentials}{host}:{port}/{settings['NAME']}"
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "DATABASE_URL": database_url(),
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONUNBUFFERED": "1",
+        **more,
+    }
+
+
+def manage(*arguments: str, timeout: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run `manage.py` with the test suite's settings to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "django", *arguments], cwd=REPOSITORY, env=environment(**env), text=True,
+        capture_output=True, timeout=timeout, check=False,
+    )  # fmt: skip
+
+
+@contextmanager
+def managed(*arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """Start `manage.py` with the test suite's settings; it is killed on leaving if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "django", *arguments], cwd=REPOSITORY, env=environment(**env), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+        if process.stdout is not None:
+            process.stdout.close()
