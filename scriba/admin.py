@@ -41,7 +41,7 @@ class DatabaseFilter(admin.SimpleListFilter):
     title = "database"
     parameter_name = DATABASE
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ANN401, ARG002 - Django's
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002 - Django's
         aliases = aliases_shown(model_admin.model)
         return [(alias, alias) for alias in aliases] if len(aliases) > 1 else []
 
@@ -70,13 +70,13 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic in t
     def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002 - Django's signature
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ANN401, ARG002 - Django's
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002 - Django's
         return False
 
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ANN401, ARG002 - Django's
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002 - Django's
         return False
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:  # noqa: ANN401, ARG002 - Django's
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:  # noqa: ARG002 - Django's
         return OneDatabaseChangeList
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -126,6 +126,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
                     ("resolved_at", "resolved_by"),
                     ("wish", "wish_by", "wished_at"),
                     "allow_out_of_order",
+                    "note",
                 )
             },
         ),
@@ -209,7 +210,7 @@ class ProjectionStateAdmin(ReadOnlyAdmin):
 
     @admin.display(description="halted", ordering="halted_at")
     def halt(self, projection: ProjectionState) -> str:
-        return f"{_moment(projection.halted_at)}: {projection.halt_label}" if projection.halted_at else "–"
+        return f"{_moment(projection.halted_at)}: {projection.halt_label}" if projection.halted_at else "-"
 
     @admin.display(description="halt cause")
     def cause(self, projection: ProjectionState) -> SafeString:
@@ -228,7 +229,7 @@ def _pretty(value: object) -> str:
 
 def _moment(moment: datetime | None) -> str:
     """Return a time to the second, in the zone that the admin shows times in."""
-    return date_format(localtime(moment), "j M Y, H:i:s") if moment else "–"
+    return date_format(localtime(moment), "j M Y, H:i:s") if moment else "-"
 
 
 def _second_line(text: str) -> SafeString:
@@ -241,4 +242,4 @@ def _badge(word: str) -> SafeString:
 
 def _block(text: str) -> SafeString:
     """Return `text` as it is, line breaks and all; its box scrolls, the page does not."""
-    return format_html('<pre class="scriba-block">{}</pre>', text) if text else mark_safe("–")  # noqa: S308 - a constant
+    return format_html('<pre class="scriba-block">{}</pre>', text) if text else mark_safe("-")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
@@ -23,6 +22,8 @@ from scriba.exceptions import ConfigurationError
 from scriba.registry import all_projections, duplicate_identities, qualified_name
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
     from django.db.backends.base.base import BaseDatabaseWrapper
 
     from scriba.registry import Projection
@@ -114,9 +115,9 @@ def _declaration(projection: Projection) -> Iterator[CheckMessage]:
         )
 
 
-def _is_async(handler: Any) -> bool:  # noqa: ANN401 - any callable
+def _is_async(handler: Any) -> bool:
     """Look through decorators that wrap, and at objects whose ``__call__`` is the handler."""
-    functions = (handler, inspect.unwrap(handler), getattr(type(handler), "__call__", None))
+    functions = (handler, inspect.unwrap(handler), type(handler).__call__)
     return any(inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function) for function in functions)
 
 

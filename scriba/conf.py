@@ -52,7 +52,7 @@ _DEFAULTS = {field.name: field.default for field in fields(Settings)}
 _SQLSTATE = re.compile(r"[0-9A-Z]{2}([0-9A-Z]{3})?")
 
 
-def _checked(name: str, value: Any) -> Any:  # noqa: ANN401 - each key has its own type
+def _checked(name: str, value: Any) -> Any:
     """Return `value` as the key's type, or say what the key accepts."""
     default = _DEFAULTS[name]
     if name == "redact":

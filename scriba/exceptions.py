@@ -1,4 +1,6 @@
-"""Every error Scriba raises on purpose::
+"""Every error Scriba raises on purpose.
+
+::
 
     ScribaError
     ├── ConfigurationError      an option is wrong; found when the decorator runs or at start-up
@@ -17,7 +19,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "ConfigurationError",
@@ -89,7 +94,7 @@ class PermanentFailure(HandlerError):  # noqa: N818 - the contract's name
     """Raise it in a handler: the event is dead-lettered at once, without retries."""
 
 
-class InvalidReturn(PermanentFailure):  # noqa: N818 - named like its error kind
+class InvalidReturn(PermanentFailure):
     """The handler returned something that is no result, or a result that contradicts itself."""
 
 

@@ -33,7 +33,7 @@ ON_FAILURE: Final = ("continue", "park", "halt")
 class _Serial:
     """The ordering key of everything: one lane, global order."""
 
-    def __call__(self, event: Event) -> str:
+    def __call__(self, event: Event) -> str:  # noqa: ARG002 - the shape of every key function
         return ""
 
     def __repr__(self) -> str:
@@ -303,7 +303,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
 }
 
 
-def _callable_of(name: str, handler: Any) -> Handler:  # noqa: ANN401 - a function or a class
+def _callable_of(name: str, handler: Any) -> Handler:
     call = handler().handle if inspect.isclass(handler) and hasattr(handler, "handle") else handler
     if not callable(call) or inspect.isclass(call):
         msg = f"@projection({name!r}) decorates a function (event, meta) or a class with handle(self, event, meta), not {handler!r}."

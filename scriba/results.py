@@ -165,7 +165,7 @@ def _field_names(obj: object, option: str, names: Sequence[str] | None) -> tuple
     return tuple(names) if names is not None else None
 
 
-def _content(value: Any) -> Any:  # noqa: ANN401 - anything a result holds
+def _content(value: Any) -> Any:
     """Return what two results are compared by: a row by all its values, because models are equal by key alone."""
     if hasattr(value, "_state"):
         return type(value), {name: item for name, item in vars(value).items() if name != "_state"}

@@ -19,7 +19,7 @@ class RetryPolicy:
 
     The defaults are the original's: three attempts, 0.1 s and 1 s between them; the third wait, 10 s, is
     there for a fourth attempt. Raises :class:`~scriba.exceptions.ConfigurationError` when the list of
-    waits is shorter than attempts − 1.
+    waits is shorter than attempts - 1.
     """
 
     attempts: int = 3

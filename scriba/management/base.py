@@ -10,7 +10,6 @@ import argparse
 import getpass
 import os
 import socket
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter, SystemCheckError
@@ -20,9 +19,11 @@ from scriba.exceptions import ConfigurationError, ScribaError, UnknownProjection
 from scriba.registry import all_projections, find
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from scriba.registry import Projection
 
-__all__ = ["FAILED", "MISUSED", "ScribaCommand", "operator", "select"]
+__all__ = ["FAILED", "MISUSED", "ScribaCommand", "count", "operator", "positive", "seconds", "select", "select_versions"]
 
 FAILED: Final = 1  #: exit code: refused, halted, unhealthy
 MISUSED: Final = 2  #: exit code: usage, configuration, unreachable database
@@ -37,12 +38,12 @@ class ScribaCommand(BaseCommand):
 
     epilog: ClassVar[str] = ""
 
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:  # noqa: ANN401 - Django's
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         kwargs.setdefault("formatter_class", _Help)
         kwargs.setdefault("epilog", self.epilog)
         return super().create_parser(prog_name, subcommand, **kwargs)
 
-    def check(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - Django's signature differs between versions
+    def check(self, *args: Any, **kwargs: Any) -> None:
         """Run the system checks; an error of theirs is a configuration error."""
         try:
             super().check(*args, **kwargs)
@@ -50,7 +51,7 @@ class ScribaCommand(BaseCommand):
             error.returncode = MISUSED
             raise
 
-    def execute(self, *args: Any, **options: Any) -> str | None:  # noqa: ANN401 - Django's signature
+    def execute(self, *args: Any, **options: Any) -> str | None:
         """Turn what Scriba and the database raise on purpose into one message and an exit code."""
         try:
             return super().execute(*args, **options)
@@ -65,7 +66,7 @@ class ScribaCommand(BaseCommand):
 def select(names: Sequence[str], exclude: Iterable[str] = ()) -> list[Projection]:
     """Return the projections that `names` (each ``name`` or ``name:version``) mean, all of them when empty.
 
-    A name alone means version 1. Raises :class:`~scriba.exceptions.UnknownProjection` for one that is not registered,
+    A name alone means version 1, as in every function. Raises :class:`~scriba.exceptions.UnknownProjection` for one that is not registered,
     in `exclude` too: a misspelt exclusion would run what was to be left out.
     """
     chosen = list(dict.fromkeys(_named(name) for name in names)) if names else all_projections()
@@ -79,6 +80,41 @@ def select(names: Sequence[str], exclude: Iterable[str] = ()) -> list[Projection
         )
         raise UnknownProjection(msg)
     return left
+
+
+def select_versions(names: Sequence[str]) -> list[Projection]:
+    """Like :func:`select`, but a name alone means all its versions: for commands that only look."""
+    known = all_projections()
+    siblings = {name: [str(made.identity) for made in known if made.name == name] for name in names}
+    return select([identity for name in names for identity in siblings[name] or [name]])
+
+
+def count(text: str) -> int:
+    """Read a whole number of at least 0 from the command line."""
+    if not text.isdecimal():
+        msg = f"a whole number is needed, not {text!r}"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """Read a whole number of at least 1 from the command line."""
+    if count(text) < 1:
+        msg = "at least 1 is needed, not 0"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Read seconds, 0 or more, from the command line."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        msg = f"seconds, 0 or more, are needed, not {text!r}"
+        raise argparse.ArgumentTypeError(msg)
+    return value
 
 
 def operator() -> str:

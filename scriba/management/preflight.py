@@ -6,7 +6,6 @@ a failure in the middle of the first batch. Later outages are waited for by the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from django.core.checks import CheckMessage, Error
@@ -17,6 +16,8 @@ from scriba.checks import database_problems, target_alias
 from scriba.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from scriba.registry import Projection
 
 __all__ = ["preflight"]

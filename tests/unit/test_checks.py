@@ -55,7 +55,7 @@ class Target:
     def identity(self) -> str:
         return "target"
 
-    def checks(self, models: Any) -> list[CheckMessage]:  # noqa: ANN401 - a collection
+    def checks(self, models: Any) -> list[CheckMessage]:
         self.asked.append(models)
         return list(self.said)
 
@@ -74,7 +74,7 @@ def clean() -> Iterator[None]:
 def databases(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ConnectionHandler]:
     """Put Django's own wrappers for other DATABASES in place; none of them is ever connected."""
 
-    def use(**others: Any) -> ConnectionHandler:  # noqa: ANN401 - a database's settings
+    def use(**others: Any) -> ConnectionHandler:
         handler = ConnectionHandler({"default": POSTGRESQL, **others})
         monkeypatch.setattr(checks, "connections", handler)
         return handler
@@ -82,7 +82,7 @@ def databases(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ConnectionHandle
     return use
 
 
-def declare(name: str = "subject", **options: Any) -> Projection:  # noqa: ANN401 - any option
+def declare(name: str = "subject", **options: Any) -> Projection:
     """Declare a projection; by default nothing is wrong with it."""
 
     @projection(name, **{"source": Source(), "target": Target(), "parallelism": 2, **options})
@@ -172,7 +172,7 @@ def test_an_async_handler_behind_a_wrapper_is_an_error(databases: Callable[..., 
         return Skip()
 
     @functools.wraps(coroutine)
-    def wrapper(event: object, meta: object) -> Any:  # noqa: ANN401 - a coroutine
+    def wrapper(event: object, meta: object) -> Any:
         return coroutine(event, meta)
 
     class Handler:
@@ -269,7 +269,7 @@ def test_a_target_without_an_alias_is_left_alone(databases: Callable[..., Any]) 
     ],
 )
 def test_a_pool_holds_a_projections_connections(
-    pool: Any,  # noqa: ANN401 - Django takes True or a dict
+    pool: Any,
     lanes: int,
     expected: list[str],
     databases: Callable[..., Any],

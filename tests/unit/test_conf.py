@@ -41,7 +41,7 @@ def test_every_key_takes_a_value_of_its_kind() -> None:
         "idle_poll_s": 1,
         "max_bytes_in_flight": 1000,
         "max_letter_bytes": 100,
-        "redact": lambda event_type, data: None,  # noqa: ARG005 - the shape matters
+        "redact": lambda event_type, data: None,
         "transient_sqlstates": ["55000", "XX"],
         "integrity_sqlstates": ("P0002",),
         "structural_sqlstates": {"57P05"},

@@ -29,7 +29,7 @@ def test_json_lines_carry_the_extras_and_the_traceback() -> None:
 
     with logging_as("json", 1, lines.append):
         try:
-            raise ValueError("broken")  # noqa: EM101 - the text does not matter
+            raise ValueError("broken")
         except ValueError:
             logging.getLogger("scriba").exception("%s halted", "orders:1", extra={"projection": "orders", "version": 1})
 

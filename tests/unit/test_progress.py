@@ -22,7 +22,7 @@ class Clock:
         return self.now
 
 
-def snapshot(watermark: int | None, head: int | None = 1000, **other: Any) -> Snapshot:  # noqa: ANN401 - any field
+def snapshot(watermark: int | None, head: int | None = 1000, **other: Any) -> Snapshot:
     fields: dict[str, Any] = {
         "identity": Identity("orders", 1),
         "status": Status.RUNNING,

@@ -35,7 +35,7 @@ def clean() -> Iterator[None]:
             forget(made)
 
 
-def declare(name: Any = "subject", **options: Any) -> Callable[..., Any]:  # noqa: ANN401 - wrong on purpose in places
+def declare(name: Any = "subject", **options: Any) -> Callable[..., Any]:
     """Declare a projection with the required options, and return its handler."""
 
     @projection(name, **{"source": Source(), "parallelism": 2, **options})
@@ -45,7 +45,7 @@ def declare(name: Any = "subject", **options: Any) -> Callable[..., Any]:  # noq
     return handler
 
 
-def refusal(**options: Any) -> str:  # noqa: ANN401 - wrong on purpose
+def refusal(**options: Any) -> str:
     """Return the message that a declaration with `options` is refused with."""
     with pytest.raises(ConfigurationError) as caught:
         declare(**options)
@@ -179,7 +179,7 @@ def test_a_class_with_a_handle_method_is_instantiated_once() -> None:
     assert len(made) == 1
 
 
-def decorate(handler: Any) -> str:  # noqa: ANN401 - wrong on purpose
+def decorate(handler: Any) -> str:
     """Return the message that `handler` is refused with."""
     with pytest.raises(ConfigurationError) as caught:
         projection("subject", source=Source(), parallelism=2)(handler)
@@ -192,7 +192,7 @@ def test_an_async_handler_is_refused() -> None:
 
     async def handler(event: object, meta: object) -> None: ...
 
-    async def generator(event: object, meta: object) -> Any:  # noqa: ANN401 - a generator
+    async def generator(event: object, meta: object) -> Any:
         yield Skip()
 
     class Handler:
@@ -299,13 +299,13 @@ def test_two_handlers_under_one_identity_are_remembered() -> None:
 def test_a_copied_handler_that_kept_its_name_is_another_handler() -> None:
     """Copy, paste, and forget to rename: Python keeps the last one, the check must still see two."""
 
-    def first() -> Any:  # noqa: ANN401 - a function
+    def first() -> Any:
         def handler(event: object, meta: object) -> Skip:
             return Skip()
 
         return handler
 
-    def second() -> Any:  # noqa: ANN401 - a function
+    def second() -> Any:
         def handler(event: object, meta: object) -> Skip:
             return Skip()
 

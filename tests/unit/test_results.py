@@ -14,14 +14,14 @@ from scriba.results import ACCEPTED, writes_of
 
 
 @pytest.mark.parametrize("empty", [{}, Q(), None])
-def test_an_update_without_a_filter_is_refused(empty: Any) -> None:  # noqa: ANN401 - wrong on purpose
+def test_an_update_without_a_filter_is_refused(empty: Any) -> None:
     """An empty filter would update every row: it must be said on purpose, and the message says how."""
     with pytest.raises(InvalidReturn, match=r"Update\.all\(Group, …\) updates every row"):
         Update(Group, empty, name="x")
 
 
 @pytest.mark.parametrize("empty", [{}, Q(), None])
-def test_a_delete_without_a_filter_is_refused(empty: Any) -> None:  # noqa: ANN401 - wrong on purpose
+def test_a_delete_without_a_filter_is_refused(empty: Any) -> None:
     """An empty filter would delete every row: it must be said on purpose, and the message says how."""
     with pytest.raises(InvalidReturn, match=r"Delete\.all\(Group\) deletes every row"):
         Delete(Group, empty)
@@ -34,7 +34,7 @@ def test_every_row_can_be_meant_on_purpose() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Update(Group, {"pk": 1}), lambda: Update.all(Group)])
-def test_an_update_of_nothing_is_refused(make: Any) -> None:  # noqa: ANN401 - a callable
+def test_an_update_of_nothing_is_refused(make: Any) -> None:
     """An update without values is a mistake: the message names the alternative."""
     with pytest.raises(InvalidReturn, match=r"Return Skip\(\) when there is nothing to do"):
         make()

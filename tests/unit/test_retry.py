@@ -58,14 +58,14 @@ def test_waits_are_frozen_with_the_policy() -> None:
 
 
 @pytest.mark.parametrize("attempts", [0, -1, 1.5, "3", True, None])
-def test_attempts_must_be_a_whole_number_of_at_least_one(attempts: Any) -> None:  # noqa: ANN401 - wrong on purpose
+def test_attempts_must_be_a_whole_number_of_at_least_one(attempts: Any) -> None:
     """A policy that would never call the handler, or cannot be counted, is refused with the value."""
     with pytest.raises(ConfigurationError, match=f"at least 1, not {attempts!r}"):
         RetryPolicy(attempts=attempts)
 
 
 @pytest.mark.parametrize("backoff", ["1,2", 5, [0.1, -1], [0.1, float("nan")], [0.1, float("inf")], [True, 1], [None, 1]])
-def test_waits_must_be_finite_seconds(backoff: Any) -> None:  # noqa: ANN401 - wrong on purpose
+def test_waits_must_be_finite_seconds(backoff: Any) -> None:
     """A wait that never ends, or is no number of seconds, is refused."""
     with pytest.raises(ConfigurationError, match="backoff must be a list of seconds"):
         RetryPolicy(backoff=backoff)

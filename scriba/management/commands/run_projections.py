@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.core.management.base import CommandError
 from django.utils.autoreload import run_with_reloader
 
 from scriba.engine import runner
-from scriba.management.base import MISUSED, ScribaCommand, select
+from scriba.management.base import MISUSED, ScribaCommand, positive, seconds, select
 from scriba.management.logs import logging_as
 from scriba.management.preflight import preflight
 from scriba.management.progress import BarDisplay, Display, PlainDisplay
 from scriba.protocols import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from django.core.management.base import CommandParser
 
     from scriba.engine.coordinator import Snapshot
@@ -54,10 +54,10 @@ class Command(ScribaCommand):
         )
         parser.add_argument("--until-caught-up", action="store_true", help="leave when everything readable is settled")
         parser.add_argument("--start", action="store_true", help="wish them running first; after a stop this also leaves a halt behind")
-        parser.add_argument("--parallelism", type=_count, metavar="N", help="lanes of each, instead of the declared number")
-        parser.add_argument("--batch-size", type=_count, metavar="N", help="most events in one transaction")
+        parser.add_argument("--parallelism", type=positive, metavar="N", help="lanes of each, instead of the declared number")
+        parser.add_argument("--batch-size", type=positive, metavar="N", help="most events in one transaction")
         parser.add_argument(
-            "--drain-timeout", type=_seconds, metavar="SECONDS", help="longest wait for handlers on the way out"
+            "--drain-timeout", type=seconds, metavar="SECONDS", help="longest wait for handlers on the way out"
         )
         parser.add_argument(
             "--log-format", choices=("plain", "json"), help="how the logger 'scriba' writes to standard error"
@@ -65,7 +65,7 @@ class Command(ScribaCommand):
         parser.add_argument("--no-progress", action="store_true", help="plain lines, also on a terminal")
         parser.add_argument("--reload", action="store_true", help="restart on code changes (development only)")
 
-    def handle(self, *_: Any, **options: Any) -> None:  # noqa: ANN401 - Django's signature
+    def handle(self, *_: Any, **options: Any) -> None:
         if options["reload"]:
             run_with_reloader(lambda: self._run(options))
         else:
@@ -134,23 +134,4 @@ def _chosen(options: dict[str, Any]) -> list[Projection]:
     overrides = {name: options[name] for name in ("parallelism", "batch_size") if options[name] is not None}
     chosen = select(options["projections"], options["exclude"])
     return [projection.override(**overrides) if overrides else projection for projection in chosen]
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        msg = f"a whole number of at least 1, not {text!r}"
-        raise argparse.ArgumentTypeError(msg)
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        msg = f"seconds, 0 or more, not {text!r}"
-        raise argparse.ArgumentTypeError(msg)
-    return seconds
-
 
