@@ -1,0 +1,36 @@
+"""Which database the example project uses: DATABASE_URL wins, otherwise the embedded server.
+
+The server is started by the command line, before Django reads its settings, and only for commands that need a
+database: `--help`, `check` or `makemigrations` must not start a server.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from example_project.embedded import EmbeddedPostgres, EmbeddedPostgresError
+
+__all__ = ["demo_server", "provide_database"]
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+#: Commands that say something without a database. Everything else gets one.
+WITHOUT_DATABASE = {"", "help", "version", "check", "makemigrations", "demo_db", "startapp", "diffsettings", "compilemessages"}
+
+
+def demo_server() -> EmbeddedPostgres:
+    """Return the demo's server (running or not). Its data lives in the git-ignored folder ``.pg``."""
+    return EmbeddedPostgres(REPOSITORY / ".pg", settings={"max_connections": 200, "max_prepared_transactions": 10})
+
+
+def provide_database(argv: list[str]) -> None:
+    """Set DATABASE_URL for this process, starting or joining the embedded server if need be."""
+    command = next((word for word in argv[1:] if not word.startswith("-")), "")
+    if os.environ.get("DATABASE_URL") or command in WITHOUT_DATABASE or {"--help", "-h", "--version"} & set(argv):
+        return
+    try:
+        os.environ["DATABASE_URL"] = demo_server().ensure_running()
+    except EmbeddedPostgresError as error:
+        sys.exit(f"{error}")
