@@ -57,7 +57,7 @@ def problems(info: Info, limits: dict[str, Any]) -> list[str]:
     if info.halt_reason:
         found = [f"halted: {info.halt_reason}"]
     elif info.wish is Wish.RUNNING:
-        found = [*_absence(info), *_lag(info, limits)]
+        found = _absence(info) or _lag(info, limits)
     else:
         found = []
     waiting = info.dead_letters["open"] + info.dead_letters["parked"]
