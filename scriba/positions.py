@@ -1,0 +1,154 @@
+"""Cursors, and the counters of a lane: one statement per batch, over sorted arrays, in the batch's transaction.
+
+What always holds: a cursor row is written only if it stands *before* the first position that this batch settles for
+its key ("forward" is not enough: a batch whose COMMIT lost its answer, repeated as part of a larger one, moves forward
+and applies twice), and either all of a batch's cursors are written or :class:`~scriba.protocols.CursorRefused` is
+raised. Keys are sorted: two workers that meet on the same rows wait for each other in one direction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from scriba.protocols import CursorRefused
+
+if TYPE_CHECKING:
+    from django.db.backends.utils import CursorWrapper
+
+    from scriba.protocols import CursorMove, Identity, Settlement
+
+__all__ = ["applied_beyond", "array_of", "find_cursors", "raise_applied", "settle_cursors", "storable_key"]
+
+LONGEST_KEY: Final = 500  #: characters; a longer one would not fit into an index row, whatever its letters are
+
+
+def find_cursors(cursor: CursorWrapper, identity: Identity, keys: Sequence[str]) -> dict[str, int]:
+    """Return the durable cursors of those of `keys` that have one."""
+    by_stored = {storable_key(key): key for key in keys}
+    cursor.execute(_FIND, {**_named(identity), "keys": array_of(list(by_stored))})
+    return {by_stored[stored]: position for stored, position in cursor.fetchall()}
+
+
+def settle_cursors(cursor: CursorWrapper, identity: Identity, settlement: Settlement, *, unmatched: int) -> None:
+    """Move every cursor of the batch and count its events. Raises :class:`CursorRefused` when one will not move."""
+    counters = settlement.counters
+    counted = (counters.applied, counters.skipped, counters.dead_lettered, counters.deduplicated, unmatched)
+    if not settlement.moves and not any(counted):
+        return
+    params = dict(zip(_COUNTERS, counted, strict=True)) | {"segment": settlement.segment, "lane": settlement.lane}
+    cursor.execute(_SETTLE, {**_named(identity), **_arrays(settlement.moves), **params})
+    (written,) = cursor.fetchone() or (0,)
+    if written != len(settlement.moves):
+        raise CursorRefused(f"{len(settlement.moves) - written} of {len(settlement.moves)} cursors stand elsewhere")
+
+
+def raise_applied(cursor: CursorWrapper, identity: Identity, move: CursorMove) -> None:
+    """Remember that an event of the key was applied later, by a replay. The cursor itself stays."""
+    cursor.execute(_RAISE_APPLIED, {**_named(identity), "key": storable_key(move.key), "applied": move.applied})
+
+
+def applied_beyond(cursor: CursorWrapper, identity: Identity, key: str, position: int) -> bool:
+    """Say whether an event of `key` behind `position` has been applied."""
+    cursor.execute(_APPLIED_BEYOND, {**_named(identity), "key": storable_key(key), "position": position})
+    return cursor.fetchone() is not None
+
+
+def storable_key(key: str) -> str:
+    """Return an ordering key as the tables hold it: itself, unless PostgreSQL cannot store or index it.
+
+    Then its readable beginning and a hash of the whole: different keys never meet.
+    """
+    if len(key) <= LONGEST_KEY and "\x00" not in key and (key.isascii() or _is_encodable(key)):
+        return key
+    shown = key[: LONGEST_KEY // 2].replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+    return f"{shown}…#{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def array_of(values: Sequence[str | int | None]) -> str:
+    """Return an array literal (cast it): joined by hand, because a driver's dumper costs a microsecond per value."""
+    return "{" + ",".join([_element(value) for value in values]) + "}"
+
+
+def _element(value: str | int | None) -> str:
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return "NULL" if value is None else str(value)
+
+
+def _arrays(moves: Sequence[CursorMove]) -> dict[str, str]:
+    rows = sorted((storable_key(move.key), move.first, move.last, move.applied) for move in moves)
+    keys, firsts, lasts, applied = zip(*rows, strict=True) if rows else ((), (), (), ())
+    return {"keys": array_of(keys), "firsts": array_of(firsts), "lasts": array_of(lasts), "applieds": array_of(applied)}
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _named(identity: Identity) -> dict[str, Any]:
+    return {"name": identity.name, "version": identity.version}
+
+
+_COUNTERS: Final = ("applied", "skipped", "dead_lettered", "deduplicated", "unmatched")
+
+_FIND: Final = """
+SELECT stream_id, position FROM scriba_positions
+WHERE projection_name = %(name)s AND projection_version = %(version)s AND stream_id = ANY(%(keys)s::text[])
+"""
+
+#: `moved` waits for its rows in the order of the arrays; `added` runs after it, because it reads what it returned.
+#: A missing counter row is made; only a lane that is being opened at this very moment can stand in its way.
+_SETTLE: Final = """
+WITH given AS MATERIALIZED (
+  SELECT * FROM unnest(%(keys)s::text[], %(firsts)s::bigint[], %(lasts)s::bigint[], %(applieds)s::bigint[])
+    AS given (key, first, last, applied)
+), moved AS (
+  UPDATE scriba_positions AS known
+  SET position = given.last, applied_position = GREATEST(known.applied_position, given.applied), updated_at = now()
+  FROM given
+  WHERE known.projection_name = %(name)s AND known.projection_version = %(version)s
+    AND known.stream_id = given.key AND known.position < given.first
+  RETURNING known.stream_id
+), added AS (
+  INSERT INTO scriba_positions
+    (projection_name, projection_version, stream_id, position, applied_position, updated_at)
+  SELECT %(name)s, %(version)s, key, last, applied, now()
+  FROM given WHERE NOT EXISTS (SELECT FROM moved WHERE moved.stream_id = given.key) ORDER BY key
+  ON CONFLICT (projection_name, projection_version, stream_id) DO NOTHING
+  RETURNING 1
+), counted AS (
+  UPDATE scriba_lanes
+  SET applied = applied + %(applied)s, skipped = skipped + %(skipped)s,
+      dead_lettered = dead_lettered + %(dead_lettered)s, deduplicated = deduplicated + %(deduplicated)s,
+      unmatched = unmatched + %(unmatched)s
+  WHERE segment_id = %(segment)s AND lane = %(lane)s
+  RETURNING 1
+), opened AS (
+  INSERT INTO scriba_lanes AS known
+    (segment_id, lane, applied, skipped, dead_lettered, deduplicated, unmatched)
+  SELECT %(segment)s, %(lane)s, %(applied)s, %(skipped)s, %(dead_lettered)s, %(deduplicated)s, %(unmatched)s
+  WHERE NOT EXISTS (SELECT FROM counted)
+  ON CONFLICT (segment_id, lane) DO UPDATE
+  SET applied = known.applied + excluded.applied, skipped = known.skipped + excluded.skipped,
+      dead_lettered = known.dead_lettered + excluded.dead_lettered,
+      deduplicated = known.deduplicated + excluded.deduplicated, unmatched = known.unmatched + excluded.unmatched
+)
+SELECT (SELECT count(*) FROM moved) + (SELECT count(*) FROM added)
+"""
+
+_RAISE_APPLIED: Final = """
+UPDATE scriba_positions SET applied_position = GREATEST(applied_position, %(applied)s)
+WHERE projection_name = %(name)s AND projection_version = %(version)s AND stream_id = %(key)s
+"""
+
+_APPLIED_BEYOND: Final = """
+SELECT 1 FROM scriba_positions
+WHERE projection_name = %(name)s AND projection_version = %(version)s AND stream_id = %(key)s
+  AND applied_position > %(position)s
+"""
