@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.backends.utils import CursorWrapper
 
-__all__ = ["OwnConnection", "Params", "Row", "storable"]
+__all__ = ["OwnConnection", "Params", "Row"]
 
 Row = tuple[Any, ...]
 Params = Sequence[object] | Mapping[str, object]
 
 #: Left out of the copy: a pool is sized for workers, and the guarded updates rely on READ COMMITTED.
 _LEFT_OUT = ("pool", "isolation_level")
-_LONGEST_TEXT = 10_000
 
 
 class OwnConnection:
@@ -85,9 +84,3 @@ class OwnConnection:
 
     def _is_broken(self) -> bool:
         return self._wrapper is not None and self._wrapper.connection is not None and self._wrapper.connection.closed
-
-
-def storable(text: str) -> str:
-    """Return `text` as PostgreSQL can store it: a message must never be the reason why it is not recorded."""
-    clean = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
-    return clean if len(clean) <= _LONGEST_TEXT else clean[:_LONGEST_TEXT] + " … (cut)"

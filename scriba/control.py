@@ -9,7 +9,6 @@ transaction a wish takes effect when that commits.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django.db import connections, transaction
@@ -22,6 +21,8 @@ from scriba.resetting import Forgotten, reset
 from scriba.waiting import wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django.db.models import Model, QuerySet
 
     from scriba.engine.runner import RunningProjection
@@ -90,7 +91,7 @@ def stop(p: object, *, by: str = "", reason: str = "", wait: bool = False, timeo
     _command(p, _STOP, by, reason, wait_s=timeout if wait else None)
 
 
-def start_projection(p: object, /, **overrides: Any) -> RunningProjection:  # noqa: ANN401 - options of several types
+def start_projection(p: object, /, **overrides: Any) -> RunningProjection:
     """Wish *running* and run the projection in threads of this process; return its handle.
 
     The handle has ``wait()`` and ``stop()`` and is a context manager. `overrides` are options that are not part of
@@ -166,7 +167,7 @@ def _wait_until_followed(projection: Projection, alias: str, command: Command, t
 # --- dead letters -----------------------------------------------------------------------------------------------
 
 
-def dead_letters(p: object, **filters: Any) -> QuerySet[DeadLetter]:  # noqa: ANN401 - field lookups
+def dead_letters(p: object, **filters: Any) -> QuerySet[DeadLetter]:
     """Return the dead letters of `p` as a queryset, ordered by position; `filters` are field lookups.
 
     ``dead_letters(orders, status="open", error_kind__startswith="commit:")``. Raises
@@ -175,10 +176,8 @@ def dead_letters(p: object, **filters: Any) -> QuerySet[DeadLetter]:  # noqa: AN
     from scriba.models import DeadLetter  # noqa: PLC0415 - needs the app registry
 
     projection = find(p)
-    letters = DeadLetter.objects.using(alias_of(projection))
-    return letters.filter(
-        projection_name=projection.name, projection_version=projection.version, **filters
-    ).order_by("partition", "position")
+    letters = DeadLetter.objects.using(alias_of(projection)).order_by("partition", "position")
+    return letters.filter(projection_name=projection.name, projection_version=projection.version, **filters)
 
 
 def replay(
@@ -230,9 +229,8 @@ def _resolve(
     alias = _alias(letter)
     if wait_s is not None:
         _refuse_to_wait_in_transaction(alias)
-    unresolved = type(letter).objects.using(alias).filter(
-        pk=letter.pk, status__in=(letter.Status.OPEN, letter.Status.PARKED), wish=""
-    )
+    letters = type(letter).objects.using(alias)
+    unresolved = letters.filter(pk=letter.pk, status__in=(letter.Status.OPEN, letter.Status.PARKED), wish="")
     wished = unresolved.update(wish=wish, wish_by=by, wished_at=Now(), allow_out_of_order=allow_out_of_order)
     letter.refresh_from_db(using=alias)
     if not wished:
@@ -268,7 +266,7 @@ def _alias(row: Model) -> str:
 
 def _refuse_to_wait_in_transaction(alias: str) -> None:
     if connections[alias].in_atomic_block:
-        msg = "wait=True inside a transaction waits for ever: nobody sees the wish before the transaction has committed."
+        msg = "wait=True inside a transaction waits in vain: nobody sees the wish before the transaction has committed."
         raise transaction.TransactionManagementError(msg)
 
 

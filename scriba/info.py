@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -13,6 +12,8 @@ from scriba.protocols import Status, Wish
 from scriba.registry import all_projections, find
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from scriba.protocols import Identity
     from scriba.registry import Projection
 

@@ -10,17 +10,18 @@ owner, an epoch and the end of a lease. What always holds:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from django.db import InterfaceError, OperationalError
-
-from scriba.connection import OwnConnection, storable
+from scriba.connection import OwnConnection
 from scriba.exceptions import ConfigurationError, ScribaError
-from scriba.protocols import FenceLost, Holder, Lease, LetterWish, Orders, Resume, Shard, Wish
+from scriba.failure import classify
+from scriba.protocols import FailureKind, FenceLost, Holder, Lease, LetterWish, Orders, Resume, Shard, Wish
+from scriba.stored_json import storable_text
 from scriba.takeover import insist
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from django.db.backends.utils import CursorWrapper
 
     from scriba.connection import Row
@@ -31,6 +32,8 @@ __all__ = ["WAITED_FOR_S", "WISH_CHANNEL", "PgLedger"]
 WISH_CHANNEL: Final = "scriba_wish"  #: NOTIFY with the payload ``name:version``: a wish changed, a segment became free
 
 WAITED_FOR_S: Final = 3.0  #: so long after :func:`~scriba.wait_for` said that it waits, somebody waits
+
+LONGEST_TEXT: Final = 10_000  #: characters of a cause or a reason
 
 _WHOLE: Final = Shard()
 _COUNTERS: Final = ("applied", "skipped", "dead_lettered", "deduplicated", "unmatched")
@@ -103,7 +106,7 @@ class PgLedger:
             f"   halt_label = CASE WHEN {leaves_halt} THEN '' ELSE known.halt_label END, "
             f"   halted_at = CASE WHEN {leaves_halt} THEN NULL ELSE known.halted_at END RETURNING 1) "
             "SELECT pg_notify(%(channel)s, %(payload)s) FROM done",
-            self._row | self._notice() | {"wish": wish.value, "by": storable(by), "reason": storable(reason)},
+            self._row | self._notice() | {"wish": wish.value, "by": _stored(by), "reason": _stored(reason)},
         )
 
     # --- ownership ----------------------------------------------------------------------------------------
@@ -248,7 +251,7 @@ class PgLedger:
         A batch that is still open, because its handler did not come back in time, is ended like one in a takeover.
         Returns the lease under its new epoch; None when the epoch is not ours.
         """
-        cause, label = storable(cause) or "no cause given", storable(label)
+        cause, label = _stored(cause) or "no cause given", _stored(label)
         with self._connection.transaction() as cursor:
             if not self._lock(cursor, lease):
                 return None
@@ -273,7 +276,7 @@ class PgLedger:
 
     def transient(self, error: Exception) -> bool:
         """Say whether `error`, raised by this ledger, may go away by itself."""
-        return _may_pass(error)
+        return classify(error).kind is FailureKind.TRANSIENT
 
     def close(self) -> None:
         """Close the connection. Twice is fine."""
@@ -337,14 +340,12 @@ def _params(lease: Lease) -> dict[str, Any]:
 
 
 def _reported(progress: Progress) -> dict[str, Any]:
-    return progress._asdict() | {"status": progress.status.value, "reason": storable(progress.reason)}
+    return progress._asdict() | {"status": progress.status.value, "reason": _stored(progress.reason)}
 
 
-def _may_pass(error: Exception) -> bool:
-    code = getattr(error.__cause__, "sqlstate", None)
-    if code is None:
-        return isinstance(error, OperationalError | InterfaceError)
-    return code[:2] in {"08", "40", "53", "57"} and code != "57P04"
+def _stored(text: str) -> str:
+    """A message must never be the reason why it is not recorded."""
+    return storable_text(text, LONGEST_TEXT)
 
 
 _PROJECTION: Final = "projection_name = %(name)s AND projection_version = %(version)s"

@@ -7,7 +7,6 @@ for or ended, and nothing of an older epoch can commit afterwards, neither curso
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django.db import connections, transaction
@@ -19,6 +18,8 @@ from scriba.registry import find
 from scriba.takeover import insist, wear_reset_mark
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from django.db.backends.utils import CursorWrapper
     from django.db.models import Model
 

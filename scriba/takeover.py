@@ -15,12 +15,13 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from scriba.connection import OwnConnection, Params, Row
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from django.db.backends.utils import CursorWrapper
 
 __all__ = ["Eviction", "insist", "wear_reset_mark"]
@@ -33,9 +34,7 @@ LONGEST_WAIT_S: Final = 10.0  #: then the statement fails with 57014 and is trie
 RESET_MARK: Final = 1_396_920_905  #: first key of the advisory lock that exempts a transaction from eviction
 
 
-def insist(
-    cursor: CursorWrapper, sql: str, params: Params, *, using: str, patience_s: float = PATIENCE_S
-) -> list[Row]:
+def insist(cursor: CursorWrapper, sql: str, params: Params, *, using: str, patience_s: float = PATIENCE_S) -> list[Row]:
     """Execute `sql` inside the open transaction of `cursor`; end whoever makes it wait for a row lock.
 
     Raises ``OperationalError`` (57014) when the way is not free after ten seconds.
@@ -103,7 +102,9 @@ class Eviction:
             return
         for pid, user, application, ended in found:
             if ended:
-                logger.warning("ended backend %s (%s, %s): it held a segment that is taken over", pid, user, application)
+                logger.warning(
+                    "ended backend %s (%s, %s): it held a segment that is taken over", pid, user, application
+                )
             else:
                 self._complain("waiting for the reset of backend %s", pid)
 

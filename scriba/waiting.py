@@ -16,6 +16,7 @@ from django.db import connections
 from scriba.event import ordering_key_in
 from scriba.exceptions import ConfigurationError, EventDeadLettered, ProjectionHalted, WaitTimeout
 from scriba.info import alias_of, read_state
+from scriba.positions import storable_key
 from scriba.protocols import Shard
 from scriba.registry import find
 
@@ -28,6 +29,9 @@ __all__ = ["wait_for"]
 FIRST_STEP_S: Final = 0.01
 LONGEST_STEP_S: Final = 0.1
 TELL_EVERY_S: Final = 1.0
+WAYS: Final = frozenset(
+    map(frozenset, ({"position"}, {"position", "stream_id"}, {"event_id"}, {"stream_id", "stream_version"}))
+)
 
 
 class _Place(NamedTuple):
@@ -68,12 +72,13 @@ def wait_for(  # noqa: PLR0913 - the contract's signature
 
 
 def _check(position: int | None, event_id: str | None, stream_id: str | None, stream_version: int | None) -> None:
-    ways = [position is not None, event_id is not None, stream_version is not None]
-    if sum(ways) != 1 or (stream_version is not None and stream_id is None) or (event_id is not None and stream_id is not None):
-        given = {"position": position, "event_id": event_id, "stream_id": stream_id, "stream_version": stream_version}
+    """Refuse what names no event, or names it twice."""
+    given = {"position": position, "event_id": event_id, "stream_id": stream_id, "stream_version": stream_version}
+    names = frozenset(name for name, value in given.items() if value is not None)
+    if names not in WAYS:
         msg = (
-            "wait_for needs the event named in one way: position=…, event_id=…, or stream_id=… with stream_version=…; "
-            f"given: {({name: value for name, value in given.items() if value is not None})}."
+            "wait_for needs the event named in one way: position=… (with or without stream_id=…), event_id=…, or "
+            f"stream_id=… with stream_version=…; given: {', '.join(sorted(names)) or 'nothing'}."
         )
         raise ConfigurationError(msg)
 
@@ -95,7 +100,7 @@ class _Wait:
         subscription = self._subscribed()
         while (found := subscription.locate(event_id, stream_id, stream_version)) is None:
             wanted = f"event {event_id!r}" if event_id is not None else f"{stream_id!r} version {stream_version}"
-            self._rest(f"{self._projection.source.identity()} has no {wanted}. Has the transaction that appends it committed?")
+            self._rest(f"{self._projection.source.identity()} has no {wanted}: is its transaction committed?")
         partition, position = found
         return _Place(position, partition, self._key_at(position, partition))
 
@@ -143,7 +148,8 @@ class _Wait:
 
     def _look(self, place: _Place) -> tuple[int, int, str, int | None]:
         with connections[self._alias].cursor() as cursor:
-            cursor.execute(_LOOK, self._identity() | place._asdict())
+            key = None if place.key is None else storable_key(place.key)
+            cursor.execute(_LOOK, self._identity() | place._asdict() | {"key": key})
             found: tuple[int, int, str, int | None] = cursor.fetchone() or (-1, -1, "", None)
         return found
 
@@ -151,8 +157,11 @@ class _Wait:
         return {"name": self._projection.name, "version": self._projection.version}
 
     def _tell(self) -> None:
-        """Let the owner know that somebody waits. Inside a transaction it could not know before the end, and would
-        meet our row lock; there the watermark keeps its ordinary pace."""
+        """Let the owner know that somebody waits.
+
+        Inside a transaction it could not know before the end, and would meet our row lock; there the watermark keeps
+        its ordinary pace.
+        """
         connection = connections[self._alias]
         if connection.in_atomic_block or time.monotonic() - self._told_at < TELL_EVERY_S:
             return

@@ -40,7 +40,7 @@ class World:
         self.lease = claim
         self.open_ledger: Callable[[], Ledger] = lambda: self.ledger
         self.keeper = LeaseKeeper(
-            lambda: self.open_ledger(),
+            self.open_ledger,
             claim,
             lease_s,
             lambda: Progress(Status.RUNNING, watermark=7),

@@ -14,7 +14,7 @@ from tests.integration.ledger.support import Desk
 
 
 @pytest.fixture
-def desk(db: None) -> Iterator[Desk]:  # noqa: ARG001 - makes the database
+def desk(db: None) -> Iterator[Desk]:
     desk = Desk()
     try:
         yield desk

@@ -56,7 +56,7 @@ class Desk:
         self._closing.append(worker.close)
         return worker
 
-    def segment(self, *columns: str) -> Any:  # noqa: ANN401 - a row, or its only column
+    def segment(self, *columns: str) -> Any:
         found = self.rows.rows(
             f"SELECT {', '.join(columns)} FROM scriba_segments WHERE projection_name = %s", [self.identity.name]
         )[0]
@@ -101,7 +101,7 @@ class Worker:
     def __init__(self) -> None:
         self._wrapper: BaseDatabaseWrapper = connections[USING].copy()  # type: ignore[attr-defined]
         self._wrapper.inc_thread_sharing()
-        self._wrapper.set_autocommit(False)  # noqa: FBT003 - Django's signature
+        self._wrapper.set_autocommit(False)
         self.pid: int = self.execute("SELECT pg_backend_pid()")[0][0]
         self._wrapper.rollback()
 
@@ -111,7 +111,7 @@ class Worker:
         command = Path(f"/proc/{self.pid}/cmdline")
         return command.exists() and command.read_bytes().startswith(b"postgres:")
 
-    def execute(self, sql: str, params: Any = ()) -> list[Any]:  # noqa: ANN401
+    def execute(self, sql: str, params: Any = ()) -> list[Any]:
         with self._wrapper.cursor() as cursor:
             cursor.execute(sql, params)
             return cursor.fetchall() if cursor.description else []

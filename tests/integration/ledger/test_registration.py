@@ -15,7 +15,10 @@ from tests.integration.ledger.support import LEASE_S, RECORDED, SOON_S, Desk
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        (RECORDED._replace(partition_by="shop.by_customer"), "partition_by was 'stream_id' and is now 'shop.by_customer'"),
+        (
+            RECORDED._replace(partition_by="shop.by_customer"),
+            "partition_by was 'stream_id' and is now 'shop.by_customer'",
+        ),
         (RECORDED._replace(source="other"), "source was 'events' and is now 'other'"),
         (RECORDED._replace(hash_name="siphash"), "hash_name was 'crc' and is now 'siphash'"),
     ],

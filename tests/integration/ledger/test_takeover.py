@@ -170,7 +170,7 @@ def test_two_that_start_at_the_same_moment_get_one_lease(desk: Desk) -> None:
 def test_a_taker_that_is_overtaken_between_its_steps_stands_back(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step two is only for the epoch of step one: who stalls in between has lost."""
     slow, fast = desk.ledger(), desk.ledger()
-    lock = slow._lock  # noqa: SLF001 - the moment between the steps
+    lock = slow._lock
 
     def stalled(*args: object) -> bool:
         desk.expire()
@@ -190,14 +190,16 @@ def test_a_reset_is_waited_for_not_ended(desk: Desk, caplog: pytest.LogCaptureFi
     desk.owned("old")
     desk.expire()
     resetting = desk.worker()
-    with resetting._wrapper.cursor() as cursor:  # noqa: SLF001 - what reset() does
+    with resetting._wrapper.cursor() as cursor:
         wear_reset_mark(cursor)
     resetting.execute("SELECT 1 FROM scriba_segments WHERE projection_name = %s FOR UPDATE", [desk.identity.name])
 
     with caplog.at_level(logging.WARNING, logger="scriba"), in_thread(
         lambda: desk.ledger().acquire("new", LEASE_S)
     ) as answer:  # fmt: skip
-        wait_until(lambda: f"waiting for the reset of backend {resetting.pid}" in caplog.text, what="the taker sees the reset")
+        wait_until(
+            lambda: f"waiting for the reset of backend {resetting.pid}" in caplog.text, what="the taker sees the reset"
+        )
         assert not answer
         assert resetting.commits()
 
@@ -208,7 +210,7 @@ def test_only_row_locks_are_fought_over(desk: Desk, monkeypatch: pytest.MonkeyPa
     """A migration that locks the table is no zombie: it is waited for."""
     _, lease = desk.owned()
     looks = threading.Semaphore(0)
-    look = Eviction._look  # noqa: SLF001
+    look = Eviction._look
 
     def counted(self: Eviction) -> None:
         look(self)
@@ -219,7 +221,7 @@ def test_only_row_locks_are_fought_over(desk: Desk, monkeypatch: pytest.MonkeyPa
     migration.execute("LOCK TABLE scriba_segments IN ACCESS EXCLUSIVE MODE")
 
     def wait() -> object:
-        with waiter._wrapper.cursor() as cursor:  # noqa: SLF001
+        with waiter._wrapper.cursor() as cursor:
             sql = "SELECT 1 FROM scriba_segments WHERE id = %s FOR UPDATE"
             return insist(cursor, sql, [lease.segment], using="default", patience_s=0.0)
 
@@ -241,16 +243,18 @@ def test_another_statement_of_the_same_backend_is_not_helped(desk: Desk) -> None
 
     with in_thread(lambda: waiter.execute(sql, [lease.segment])):
         wait_until(lambda: is_waiting(desk.rows, waiter.pid), what="the other statement waits")
-        eviction._look()  # noqa: SLF001
+        eviction._look()
         assert innocent.commits()
-    eviction._connection.close()  # noqa: SLF001
+    eviction._connection.close()
 
 
 def test_a_wait_without_end_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A blocker that cannot be ended costs a transient error, not a thread that never returns."""
     ledger, lease = desk.owned()
     monkeypatch.setattr("scriba.takeover.LONGEST_WAIT_S", 0.3)
-    monkeypatch.setattr("scriba.takeover._EVICT", "SELECT 1, '', '', false WHERE %(pid)s = 0 AND %(mark)s = %(reset)s::text")
+    monkeypatch.setattr(
+        "scriba.takeover._EVICT", "SELECT 1, '', '', false WHERE %(pid)s = 0 AND %(mark)s = %(reset)s::text"
+    )
     blocker = desk.worker()
     blocker.execute("SELECT 1 FROM scriba_segments WHERE id = %s FOR UPDATE", [lease.segment])
 
@@ -268,7 +272,7 @@ def test_the_callers_own_timeout_is_put_back(desk: Desk) -> None:
     worker = desk.worker()
     worker.execute("SET LOCAL statement_timeout = '7s'")
 
-    with worker._wrapper.cursor() as cursor:  # noqa: SLF001
+    with worker._wrapper.cursor() as cursor:
         insist(cursor, "SELECT 1 FROM scriba_segments WHERE id = %s FOR UPDATE", [lease.segment], using="default")
 
     assert worker.execute("SHOW statement_timeout") == [("7s",)]
