@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONNECTIONS_BESIDE_LANES", "check_database", "check_projections", "database_problems", "problems", "target_alias"]
 
-#: What a projection opens besides one connection per lane: reader, its ledger, coordinator, heartbeat.
+#: What a running projection opens besides one connection per lane: reader, its ledger, coordinator, heartbeat.
 CONNECTIONS_BESIDE_LANES = 4
 VERSION_IN_NAME = re.compile(r"_v\d+$")
 POOL_DEFAULT = 4  #: psycopg_pool's size when nothing is said
@@ -178,26 +178,26 @@ def _shared_models(projections: Iterable[Projection]) -> Iterator[CheckMessage]:
 
 
 def _pools(projections: Iterable[Projection]) -> Iterator[CheckMessage]:
-    """Compare Django's connection pools with what the projections open in one process."""
+    """Compare Django's connection pools with the lanes of one process; all else goes over connections of its own."""
     for alias, writing in _by_alias(projections).items():
         size = None if _alias_problem(writing[0]) else _pool_size(connections[alias])
         if size is None:
             continue
         for projection in writing:
-            if _needed(projection) > size:
-                yield Error(
-                    f"{projection.identity} opens {_needed(projection)} connections ({projection.lanes} lanes + "
-                    f"{CONNECTIONS_BESIDE_LANES}), but the pool of the database {alias!r} has at most {size}.",
-                    hint="A heartbeat that waits for a connection loses the lease. Raise OPTIONS['pool']['max_size'], "
-                    "or lower parallelism.",
+            if projection.lanes > size:
+                yield Warning(
+                    f"{projection.identity} has {projection.lanes} lanes, but the pool of the database {alias!r} has at most "
+                    f"{size} connections.",
+                    hint="Lanes without a connection wait for each other. Raise OPTIONS['pool']['max_size'] to the lanes of "
+                    "a process, or lower parallelism.",
                     obj=projection.identity,
-                    id="scriba.E007",
+                    id="scriba.W007",
                 )
-        together = sum(map(_needed, writing))
-        if together > size >= max(map(_needed, writing)):
+        together = sum(projection.lanes for projection in writing)
+        if together > size >= max(projection.lanes for projection in writing):
             yield Warning(
-                f"The {len(writing)} projections on the database {alias!r} open {together} connections together, but its "
-                f"pool has at most {size}.",
+                f"The {len(writing)} projections on the database {alias!r} have {together} lanes together, but its pool has "
+                f"at most {size} connections.",
                 hint="Raise OPTIONS['pool']['max_size'], or run them in several processes "
                 "(run_projections NAME, or --exclude NAME).",
                 id="scriba.W008",

@@ -11,7 +11,7 @@ import inspect
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, Required, TypedDict, TypeVar, Unpack
 
 from scriba.event import Event, EventMeta
 from scriba.exceptions import ConfigurationError, UnknownProjection, did_you_mean
@@ -102,10 +102,23 @@ class Projection:
         return replace(self, **_validated(self.name, options))
 
 
-_OPTIONS: Final = (
-    "name", "version", "source", "target", "parallelism", "partition_by", "event_types", "retry", "on_failure", "models",
-    "batch_size", "lag_interval",
-)  # fmt: skip
+class Options(TypedDict, total=False):
+    """What ``@projection`` accepts, for type checkers; at run time every value is checked as well."""
+
+    source: Required[Source]
+    parallelism: Required[int]
+    version: int
+    target: Target
+    partition_by: Callable[[Event], str] | None
+    event_types: Collection[str | type]
+    retry: RetryPolicy | Mapping[str, Any] | bool
+    on_failure: Literal["continue", "park", "halt"]
+    models: Collection[type[Any]]
+    batch_size: int
+    lag_interval: float
+
+
+_OPTIONS: Final = ("name", *Options.__annotations__)
 _OVERRIDABLE: Final = ("parallelism", "retry", "on_failure", "batch_size", "lag_interval")
 
 _registry: dict[Identity, Projection] = {}
@@ -113,7 +126,7 @@ _duplicates: list[tuple[Identity, str, str]] = []
 _ATTRIBUTE: Final = "__scriba_projection__"
 
 
-def projection(name: Any = None, /, **options: Any) -> Callable[[H], H]:
+def projection(name: str = "", /, **options: Unpack[Options]) -> Callable[[H], H]:
     """Register the decorated function (or class with ``handle(self, event, meta)``) as a projection.
 
     Options: `source` and `parallelism` (both required), `version` (1), `target` (``OrmTarget()``), `partition_by`

@@ -15,9 +15,10 @@ import scriba
 from scriba import signals
 from scriba.conf import Settings
 from scriba.event import EventMeta
+from scriba.failure import TABLE
 from scriba.info import Info
 from scriba.management.overview import JSON_KEYS
-from scriba.protocols import Status
+from scriba.protocols import FailureKind, Status
 from scriba.registry import _OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,6 +155,20 @@ def test_every_table_is_documented_with_its_columns() -> None:
         assert set(first_cells(section("tables", model._meta.db_table))) == columns, model._meta.db_table
 
 
+def test_every_sqlstate_is_documented_in_its_row() -> None:
+    """Codes, classes and their order stand in the page as the classifier looks at them."""
+    rows = re.findall(r"^\| ([^|]+) \| (\w+)(, bounded)? \|", page("error-kinds").split("| SQLSTATE |")[1], flags=re.MULTILINE)
+    shown = [
+        (tuple(re.findall(r"\b[0-9A-Z]{5}\b|\b\d\d\b", codes)), FailureKind(kind), bool(bounded))
+        for codes, kind, bounded in rows
+        if "everything else" not in codes
+    ]
+
+    assert [(set(codes), kind, bounded) for codes, kind, bounded in shown] == [
+        (set(codes), kind, bounded) for codes, kind, bounded in TABLE
+    ]
+
+
 # --- commands ----------------------------------------------------------------------------------------------------
 
 
@@ -187,7 +202,7 @@ def test_help_shows_examples_and_exit_codes(command: str) -> None:
 
 def examples(epilog: str) -> list[list[str]]:
     """Return the words of each example, without the explanation behind two blanks or more."""
-    block = epilog.split("examples:\n")[1].split("\n\n")[0]
+    block = epilog.split("examples:\n")[1].split("\n\n", maxsplit=1)[0]
     lines = [re.split(r" {2,}", line.strip())[0] for line in block.splitlines()]
     return [[word.strip("'\"") for word in re.findall(r"'[^']*'|\"[^\"]*\"|\S+", line)] for line in lines]
 
