@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
     from scriba.protocols import CursorMove, Identity, Settlement
 
-__all__ = ["applied_beyond", "array_of", "find_cursors", "raise_applied", "settle_cursors", "storable_key"]
+__all__ = ["applied_position", "array_of", "cursors_of", "raise_applied", "settle", "storable_key"]
 
-LONGEST_KEY: Final = 500  #: characters; a longer one would not fit into an index row, whatever its letters are
+LONGEST_KEY: Final = 400  #: characters; with the name of a projection they fit into an index row, whatever the letters
 
 
-def find_cursors(cursor: CursorWrapper, identity: Identity, keys: Sequence[str]) -> dict[str, int]:
+def cursors_of(cursor: CursorWrapper, identity: Identity, keys: Sequence[str]) -> dict[str, int]:
     """Return the durable cursors of those of `keys` that have one."""
     by_stored = {storable_key(key): key for key in keys}
     cursor.execute(_FIND, {**_named(identity), "keys": array_of(list(by_stored))})
     return {by_stored[stored]: position for stored, position in cursor.fetchall()}
 
 
-def settle_cursors(cursor: CursorWrapper, identity: Identity, settlement: Settlement, *, unmatched: int) -> None:
+def settle(cursor: CursorWrapper, identity: Identity, settlement: Settlement) -> None:
     """Move every cursor of the batch and count its events. Raises :class:`CursorRefused` when one will not move."""
     counters = settlement.counters
-    counted = (counters.applied, counters.skipped, counters.dead_lettered, counters.deduplicated, unmatched)
-    if not settlement.moves and not any(counted):
+    counted = {name: getattr(counters, name) for name in _COUNTERS}
+    if not settlement.moves and not any(counted.values()):
         return
-    params = dict(zip(_COUNTERS, counted, strict=True)) | {"segment": settlement.segment, "lane": settlement.lane}
+    params = counted | {"segment": settlement.segment, "lane": settlement.lane}
     cursor.execute(_SETTLE, {**_named(identity), **_arrays(settlement.moves), **params})
     (written,) = cursor.fetchone() or (0,)
     if written != len(settlement.moves):
@@ -49,10 +49,11 @@ def raise_applied(cursor: CursorWrapper, identity: Identity, move: CursorMove) -
     cursor.execute(_RAISE_APPLIED, {**_named(identity), "key": storable_key(move.key), "applied": move.applied})
 
 
-def applied_beyond(cursor: CursorWrapper, identity: Identity, key: str, position: int) -> bool:
-    """Say whether an event of `key` behind `position` has been applied."""
-    cursor.execute(_APPLIED_BEYOND, {**_named(identity), "key": storable_key(key), "position": position})
-    return cursor.fetchone() is not None
+def applied_position(cursor: CursorWrapper, identity: Identity, key: str) -> int:
+    """Return the last position of `key` that was applied; -1 when none was."""
+    cursor.execute(_APPLIED, {**_named(identity), "key": storable_key(key)})
+    row = cursor.fetchone()
+    return int(row[0]) if row else -1
 
 
 def storable_key(key: str) -> str:
@@ -62,8 +63,8 @@ def storable_key(key: str) -> str:
     """
     if len(key) <= LONGEST_KEY and "\x00" not in key and (key.isascii() or _is_encodable(key)):
         return key
-    shown = key[: LONGEST_KEY // 2].replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
-    return f"{shown}…#{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    shown = key[:LONGEST_KEY].replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+    return f"{shown[: LONGEST_KEY // 2]}…#{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def array_of(values: Sequence[str | int | None]) -> str:
@@ -147,8 +148,8 @@ UPDATE scriba_positions SET applied_position = GREATEST(applied_position, %(appl
 WHERE projection_name = %(name)s AND projection_version = %(version)s AND stream_id = %(key)s
 """
 
-_APPLIED_BEYOND: Final = """
-SELECT 1 FROM scriba_positions
+_APPLIED: Final = """
+SELECT applied_position FROM scriba_positions
 WHERE projection_name = %(name)s AND projection_version = %(version)s AND stream_id = %(key)s
-  AND applied_position > %(position)s
+  AND applied_position IS NOT NULL
 """
