@@ -21,7 +21,7 @@ from scriba.exceptions import SourceError
 if TYPE_CHECKING:
     import psycopg
 
-__all__ = ["ALL", "Statements", "StoreShape", "inspect_store", "type_forms"]
+__all__ = ["ALL", "Statements", "StoreShape", "inspect_store"]
 
 logger = logging.getLogger("scriba")
 
@@ -187,16 +187,11 @@ def _name(version: Version) -> str:
     return ".".join(map(str, version))
 
 
-def _one(connection: psycopg.Connection[Any], statement: str, parameters: dict[str, Any]) -> Any:  # noqa: ANN401 - a row
+def _one(connection: psycopg.Connection[Any], statement: str, parameters: dict[str, Any]) -> Any:
     return connection.execute(statement, parameters).fetchone()
 
 
 # --- the statements ---------------------------------------------------------------------------------------
-
-
-def type_forms(event_type: str) -> tuple[str, str, str]:
-    """Return the names that mean an event type of Elixir: whole, without ``Elixir.``, and its last part alone."""
-    return event_type, event_type.removeprefix("Elixir."), event_type.rpartition(".")[2]
 
 
 class Statements:
@@ -252,10 +247,11 @@ _WANTED: Final = """(
 _FOUND: Final = """
     position, stream_uuid, event_type, event_id::text, {payload}, {time}, version, correlation_id::text,
     causation_id::text"""
+#: OFFSET 0 keeps the planner from turning the probes into a join: near the end of a store of some ten thousand events
+#: it would rather read all of `events` for one page.
 _LINKED: Final = """
-      FROM {links} AS link
-      JOIN {events} AS ev ON ev.event_id = link.event_id
-      JOIN {streams} AS src ON src.stream_id = link.original_stream_id"""
+ CROSS JOIN LATERAL (SELECT * FROM {events} WHERE event_id = link.event_id OFFSET 0) AS ev
+ CROSS JOIN LATERAL (SELECT * FROM {streams} WHERE stream_id = link.original_stream_id OFFSET 0) AS src"""
 
 #: One statement is one snapshot: a hard delete at the same moment cannot tear a page. The page ends at `limit` rows or
 #: where `budget` bytes are passed, whichever comes first; the first row always comes. Of unwanted rows only the last
@@ -270,11 +266,12 @@ SELECT {_FOUND}, size, wanted, looked
                        ev.event_id, ev.event_type, ev.causation_id, ev.correlation_id, ev.created_at, wanted,
                        CASE WHEN wanted THEN ev.data END AS data, CASE WHEN wanted THEN ev.metadata END AS metadata,
                        CASE WHEN wanted THEN {{size}} ELSE 0 END AS size
+                  FROM (SELECT * FROM {{links}}
+                         WHERE stream_id = %(stream)s AND stream_version > %(cursor)s
+                         ORDER BY stream_version
+                         LIMIT %(limit)s) AS link
                   {_LINKED}
-                 CROSS JOIN LATERAL (SELECT {{wanted}} AS wanted) AS chosen
-                 WHERE link.stream_id = %(stream)s AND link.stream_version > %(cursor)s
-                 ORDER BY link.stream_version
-                 LIMIT %(limit)s) AS page) AS measured
+                 CROSS JOIN LATERAL (SELECT {{wanted}} AS wanted) AS chosen) AS page) AS measured
  WHERE before < %(budget)s AND (wanted OR number = looked)
  ORDER BY position"""
 _ONE: Final = f"""
@@ -282,6 +279,7 @@ SELECT {_FOUND}, size, true, 1
   FROM (SELECT link.stream_version AS position, src.stream_uuid, link.original_stream_version AS version,
                ev.event_id, ev.event_type, ev.causation_id, ev.correlation_id, ev.created_at, ev.data, ev.metadata,
                {{size}} AS size
+          FROM {{links}} AS link
           {_LINKED}
          WHERE link.stream_id = %(stream)s AND link.stream_version = %(position)s) AS found"""
 _HEAD: Final = """

@@ -6,14 +6,16 @@ is its fields, without the module's name. A struct that only claims to be one of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from decimal import Decimal, DecimalException
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 __all__ = ["plain_struct"]
 
 
-def plain_struct(name: Any, fields: dict[Any, Any]) -> Any:  # noqa: ANN401 - a text or a dict
+def plain_struct(name: Any, fields: dict[Any, Any]) -> Any:
     """Return the plain value of the struct `name` (``"Elixir.Decimal"``) with these `fields`."""
     text = _TEXTS.get(name) if isinstance(name, str) else None
     if text is None:
@@ -40,7 +42,11 @@ def _date(fields: Mapping[Any, Any]) -> str:
 
 
 def _time(fields: Mapping[Any, Any]) -> str:
-    hour, minute, second = _whole(fields["hour"], 0, 23), _whole(fields["minute"], 0, 59), _whole(fields["second"], 0, 60)
+    hour, minute, second = (
+        _whole(fields["hour"], 0, 23),
+        _whole(fields["minute"], 0, 59),
+        _whole(fields["second"], 0, 60),
+    )
     value, precision = fields["microsecond"]
     fraction = f"{_whole(value, 0, 999_999):06}"[: _whole(precision, 0, 6)]
     return f"{hour:02}:{minute:02}:{second:02}{'.' if fraction else ''}{fraction}"
@@ -58,7 +64,7 @@ def _zoned(fields: Mapping[Any, Any]) -> str:
     return f"{_naive(fields)}{'-' if offset < 0 else '+'}{hours:02}:{minutes:02}"
 
 
-def _whole(value: Any, low: int = 0, high: int = 10**4300) -> int:  # noqa: ANN401 - checked here
+def _whole(value: Any, low: int = 0, high: int = 10**4300) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError(value)
     return value

@@ -15,10 +15,12 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from scriba.sources.elixir_structs import plain_struct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["VERSION_BYTE", "Limits", "TermError", "decode_term"]
 
@@ -56,7 +58,7 @@ class Limits(NamedTuple):
 _DEFAULT: Final = Limits()
 
 
-def decode_term(data: bytes | memoryview, limits: Limits = _DEFAULT) -> Any:  # noqa: ANN401 - whatever was stored
+def decode_term(data: bytes | memoryview, limits: Limits = _DEFAULT) -> Any:
     """Return the value of one encoded term, which must fill `data` exactly.
 
     Raises :class:`TermError` for everything else: truncated or trailing bytes, a tag without meaning here, a value
@@ -114,7 +116,7 @@ class _Reader:
         self._terms_left = limits.max_terms
         self.at = 0
 
-    def term(self, depth: int) -> Any:  # noqa: ANN401 - any term
+    def term(self, depth: int) -> Any:
         tag = self._data[self.at]
         self.at += 1
         self._spend(1)
@@ -125,7 +127,7 @@ class _Reader:
 
     # --- containers ---------------------------------------------------------------------------------------
 
-    def map(self, depth: int) -> Any:  # noqa: ANN401 - a dict, or what a well-known struct stands for
+    def map(self, depth: int) -> Any:
         count = self._count(2, depth)
         entries: dict[Any, Any] = {}
         struct_name = None
@@ -165,7 +167,7 @@ class _Reader:
         self._descend(depth)
         return tuple([self.term(depth + 1) for _ in range(count)])
 
-    def _key(self, depth: int) -> Any:  # noqa: ANN401 - any key a dict can hold
+    def _key(self, depth: int) -> Any:
         if self._data[self.at] in _ATOM_TAGS:
             tag = self._data[self.at]
             self.at += 1
@@ -230,19 +232,19 @@ class _Reader:
         except UnicodeDecodeError:
             return content
 
-    def atom_latin1(self, _depth: int) -> Any:  # noqa: ANN401 - None, a bool or a string
+    def atom_latin1(self, _depth: int) -> Any:
         name = self.name_latin1_16()
         return _CONSTANTS.get(name, name)
 
-    def small_atom_latin1(self, _depth: int) -> Any:  # noqa: ANN401 - as above
+    def small_atom_latin1(self, _depth: int) -> Any:
         name = self.name_latin1_8()
         return _CONSTANTS.get(name, name)
 
-    def atom(self, _depth: int) -> Any:  # noqa: ANN401 - as above
+    def atom(self, _depth: int) -> Any:
         name = self.name_16()
         return _CONSTANTS.get(name, name)
 
-    def small_atom(self, _depth: int) -> Any:  # noqa: ANN401 - as above
+    def small_atom(self, _depth: int) -> Any:
         name = self.name_8()
         return _CONSTANTS.get(name, name)
 
@@ -263,7 +265,9 @@ class _Reader:
     def _take(self, size: int) -> bytes:
         start, self.at = self.at, self.at + size
         if self.at > len(self._data):
-            msg = f"the term is cut off: {size} bytes were announced at byte {start}, {len(self._data) - start} are there"
+            msg = (
+                f"the term is cut off: {size} bytes were announced at byte {start}, {len(self._data) - start} are there"
+            )
             raise TermError(msg)
         return self._data[start : self.at]
 

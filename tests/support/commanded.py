@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg import sql
+
+from scriba.sources.commanded import CommandedSource
 
 DATA = Path(__file__).parent.parent / "data" / "commanded"
 BATCH: Final = 1_000  #: most events that the library writes in one statement
@@ -154,20 +157,19 @@ class Store:
 
     # --- writing ------------------------------------------------------------------------------------------
 
-    def append(self, stream: str, events: Sequence[Recorded] | int = 1, *, into: Any = None) -> int:  # noqa: ANN401
+    def append(self, stream: str, events: Sequence[Recorded] | int = 1, *, into: Any = None) -> int:
         """Append in one transaction, in batches of 1,000; return the last global number.
 
         `into` is a connection with an open transaction to append in, instead of a transaction of our own.
         """
         recorded = [Recorded()] * events if isinstance(events, int) else events
-        connection = into or self.connection
         last = 0
-        with connection.transaction():
+        with nullcontext() if into else self.connection.transaction():
             for start in range(0, len(recorded), BATCH):
-                last = self._append_batch(connection, stream, recorded[start : start + BATCH])
+                last = self._append_batch(into or self.connection, stream, recorded[start : start + BATCH])
         return last
 
-    def _append_batch(self, connection: Any, stream: str, events: Sequence[Recorded]) -> int:  # noqa: ANN401
+    def _append_batch(self, connection: Any, stream: str, events: Sequence[Recorded]) -> int:
         """The numbering rule: raise the stream's version, then that of `$all`, and number from the values before."""
         ids = [event.event_id or uuid.uuid4() for event in events]
         count = len(events)
@@ -260,7 +262,7 @@ class Store:
     def fill(self, count: int, *, streams: int = 1_000, payload: str | None = None) -> None:
         """Append `count` events to an empty store quickly, interleaved over `streams` streams, in SQL."""
         text = payload or '{"account_id": "@", "amount": 12, "note": "' + "x" * 180 + '"}'
-        content = f"convert_to({{text}}, 'UTF8')" if self.column == "bytea" else "({text})::jsonb"
+        content = "convert_to({text}, 'UTF8')" if self.column == "bytea" else "({text})::jsonb"
         with self.connection.transaction():
             self.run(
                 "INSERT INTO {schema}.streams (stream_id, stream_uuid, stream_version) "
@@ -316,7 +318,7 @@ class Store:
             )
         )
 
-    def value(self, statement: str, parameters: Sequence[Any] = ()) -> Any:  # noqa: ANN401
+    def value(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
         return self.run(statement, parameters)[0][0]
 
     def run(self, statement: str, parameters: Sequence[Any] = (), **parts: sql.Composable) -> list[Any]:
@@ -333,13 +335,11 @@ def expected(name: str) -> dict[str, Any]:
     return found
 
 
-def as_json(*payloads: Any) -> list[Recorded]:  # noqa: ANN401
+def as_json(*payloads: Any) -> list[Recorded]:
     """Wrap payloads as events whose columns hold JSON."""
     return [Recorded(data=json.dumps(payload)) for payload in payloads]
 
 
-def stores(dsn: str) -> Iterator[Store]:
-    """Every schema version with both column types, each in a schema of its own."""
-    for version in VERSIONS:
-        for column in ("bytea", "jsonb"):
-            yield Store(dsn, f"v{'_'.join(map(str, version))}_{column}", version, column)
+def source_of(store: Store, **options: Any) -> CommandedSource:
+    """Return a source on `store` that polls, unless `options` say otherwise."""
+    return CommandedSource(**{"dsn": store.dsn, "schema": store.schema, "wakeup": "poll", **options})
