@@ -1,0 +1,64 @@
+"""Tables of every shape, made anew for each test on the real server; writers beside Django's connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+from django.db import connection, connections, models
+
+from tests.support.processes import database_url
+from tests.integration.sources import shapes
+
+
+@pytest.fixture
+def database(django_db_setup: None, django_db_blocker) -> Iterator[None]:
+    """The test database, without a transaction around the test and without a flush: these tests make their own tables."""
+    with django_db_blocker.unblock():
+        yield
+        connections.close_all()
+
+
+@pytest.fixture
+def table(database: None) -> Iterator[Callable[..., type[models.Model]]]:
+    """Make the tables of models, and drop them after the test."""
+    made: list[type[models.Model]] = []
+
+    def make(*wanted: type[models.Model]) -> type[models.Model]:
+        for model in wanted:
+            run(f"DROP TABLE IF EXISTS {model._meta.db_table} CASCADE")
+            made.append(model)
+            with connection.schema_editor() as editor:
+                editor.create_model(model)
+        return wanted[-1]
+
+    yield make
+    for model in reversed(made):
+        run(f"DROP TABLE IF EXISTS {model._meta.db_table} CASCADE")
+
+
+@pytest.fixture
+def plain(table) -> type[shapes.PlainEvent]:
+    return table(shapes.PlainEvent)
+
+
+@pytest.fixture
+def writer(database: None) -> Iterator[Callable[[], psycopg.Connection]]:
+    """Open connections of other writers; what they left open is rolled back and closed after the test."""
+    opened: list[psycopg.Connection] = []
+
+    def connect(**options) -> psycopg.Connection:
+        opened.append(psycopg.connect(database_url(), **options))
+        return opened[-1]
+
+    yield connect
+    for connected in opened:
+        connected.close()
+
+
+def run(statement: str, *parameters: object) -> list[tuple]:
+    """Execute SQL on Django's connection."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters or None)
+        return cursor.fetchall() if cursor.description else []
