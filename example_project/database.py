@@ -17,12 +17,18 @@ __all__ = ["demo_server", "provide_database"]
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 #: Commands that say something without a database. Everything else gets one.
-WITHOUT_DATABASE = {"", "help", "version", "check", "makemigrations", "demo_db", "startapp", "diffsettings", "compilemessages"}
+WITHOUT_DATABASE = {
+    "", "help", "version", "check", "makemigrations", "demo_db", "startapp", "diffsettings", "compilemessages",
+}  # fmt: skip
 
 
 def demo_server() -> EmbeddedPostgres:
-    """Return the demo's server (running or not). Its data lives in the git-ignored folder ``.pg``."""
-    return EmbeddedPostgres(REPOSITORY / ".pg", settings={"max_connections": 200, "max_prepared_transactions": 10})
+    """Return the demo's server (running or not).
+
+    Its data lives in the git-ignored folder ``.pg``, or where SCRIBA_DEMO_FOLDER says. It is as durable as any.
+    """
+    folder = Path(os.environ.get("SCRIBA_DEMO_FOLDER") or REPOSITORY / ".pg")
+    return EmbeddedPostgres(folder, settings={"max_connections": 200, "max_prepared_transactions": 10})
 
 
 def provide_database(argv: list[str]) -> None:

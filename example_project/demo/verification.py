@@ -64,7 +64,9 @@ def _is_amount(text: str) -> bool:
 
 def _balances() -> dict[str, Decimal]:
     balances: dict[str, Decimal] = {}
-    for account, kind, payload in AccountEvent.objects.order_by("pk").values_list("account_id", "event_type", "payload"):
+    for account, kind, payload in AccountEvent.objects.order_by("pk").values_list(
+        "account_id", "event_type", "payload"
+    ):
         sign = {"MoneyDeposited": 1, "MoneyWithdrawn": -1}.get(kind, 0)
         balances[account] = balances.get(account, Decimal(0)) + sign * Decimal(payload.get("amount", 0))
     return balances
@@ -77,8 +79,12 @@ def _compare(name: str, expected: dict[str, object], found: dict[str, object]) -
 
 
 def _letters(name: str, poison: set[int]) -> Finding:
-    found = set(DeadLetter.objects.filter(projection_name=name, projection_version=1).values_list("position", flat=True))
-    detail = f"{len(found)} letters" if found == poison else f"expected {sorted(poison)[:5]}…, found {sorted(found)[:5]}…"
+    found = set(
+        DeadLetter.objects.filter(projection_name=name, projection_version=1).values_list("position", flat=True)
+    )
+    detail = (
+        f"{len(found)} letters" if found == poison else f"expected {sorted(poison)[:5]}…, found {sorted(found)[:5]}…"
+    )
     return Finding(f"{name}: exactly the poison events are dead letters", found == poison, detail)
 
 

@@ -14,7 +14,9 @@ def orders(event: object, meta: EventMeta) -> object:
     match event:
         case OrderPlaced(order_id=order_id, customer_id=customer_id, amount=amount):
             return Insert(
-                OrderRow(id=order_id, customer_id=customer_id, amount=amount, status="pending", placed_at=meta.occurred_at)
+                OrderRow(
+                    id=order_id, customer_id=customer_id, amount=amount, status="pending", placed_at=meta.occurred_at
+                )
             )
         case OrderPaid(order_id=order_id):
             return Update(OrderRow, {"id": order_id}, status="paid")
@@ -43,8 +45,6 @@ def customers(event: object, meta: EventMeta) -> object:
     match event:
         case OrderPlaced(order_id=order_id, customer_id=customer_id, amount=amount):
             return Upsert(
-                CustomerRow(
-                    id=customer_id, last_order_id=order_id, last_amount=amount, last_order_at=meta.occurred_at
-                )
+                CustomerRow(id=customer_id, last_order_id=order_id, last_amount=amount, last_order_at=meta.occurred_at)
             )
     return Skip()

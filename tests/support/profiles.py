@@ -20,5 +20,9 @@ def runs(full_count: int) -> Callable[[F], F]:
     return settings(
         max_examples=max(1, full_count // SHARE),
         deadline=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+        suppress_health_check=[
+            HealthCheck.too_slow,
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.differing_executors,
+        ],
     )

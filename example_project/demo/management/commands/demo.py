@@ -67,7 +67,7 @@ class Command(BaseCommand):
             if not AccountEvent.objects.filter(account_id=name, event_type="AccountOpened").exists()
         ]
         for number in range(50):
-            kind = "MoneyWithdrawn" if number % 3 == 2 else "MoneyDeposited"  # noqa: PLR2004 - every third
+            kind = "MoneyWithdrawn" if number % 3 == 2 else "MoneyDeposited"
             name = ("ada", "grace", "edsger")[number % 3]
             rows.append(AccountEvent(account_id=name, event_type=kind, payload={"amount": f"{10 + number}.50"}))
         AccountEvent.objects.bulk_create(rows)
