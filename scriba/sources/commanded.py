@@ -14,12 +14,11 @@ from django.db import connections
 
 from scriba.exceptions import ConfigurationError, did_you_mean
 from scriba.sources.commanded_checkpoint import LOCK_STYLES, LockLost, SubscriptionName, delete_subscription
-from scriba.sources.commanded_connections import Connector
+from scriba.sources.commanded_connections import Connector, is_transient
 from scriba.sources.commanded_serializers import ElixirTypes, checked_serializer
 from scriba.sources.commanded_store import ALL, inspect_store
 from scriba.sources.commanded_subscription import CommandedSubscription
 from scriba.sources.decoding import Decoding
-from scriba.sources.transience import is_transient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -142,26 +141,8 @@ class CommandedSource:
 
     def checks(self) -> list[CheckMessage]:
         """Return what is wrong with the aliases, as far as it can be seen without a connection."""
-        found: list[CheckMessage] = []
-        for connector in (self.connector, self.session_connector):
-            alias = connector.using
-            if alias is not None and alias not in connections:
-                found.append(
-                    Error(
-                        f"CommandedSource names the database alias {alias!r}, which is not in DATABASES.",
-                        hint=f"Known aliases: {', '.join(connections)}. Or give a connection string: dsn='postgresql://…'.",
-                        id="scriba.E301",
-                    )
-                )
-            elif alias is not None and connections[alias].vendor != "postgresql":
-                found.append(
-                    Error(
-                        f"CommandedSource names the database alias {alias!r}, which is {connections[alias].display_name}.",
-                        hint="A Commanded event store is in PostgreSQL.",
-                        id="scriba.E302",
-                    )
-                )
-        return list(dict.fromkeys(found)) if self.session is None else found
+        aliases = {connector.using for connector in (self.connector, self.session_connector)} - {None}
+        return [problem for alias in sorted(map(str, aliases)) for problem in _alias_problems(alias)]
 
     def transient(self, error: Exception) -> bool:
         """Say whether `error` may go away by itself: a lost connection, a server that restarts, a lost lock."""
@@ -180,6 +161,26 @@ class CommandedSource:
             style = self.lock_style or inspect_store(connection, self.schema).lock_style
             row = SubscriptionName(self.schema, self.stream, name)
             return delete_subscription(connection, row, style, force=force)
+
+
+def _alias_problems(alias: str) -> list[CheckMessage]:
+    if alias not in connections:
+        return [
+            Error(
+                f"CommandedSource names the database alias {alias!r}, which is not in DATABASES.",
+                hint=f"Known aliases: {', '.join(connections)}. Or give a connection string: dsn='postgresql://…'.",
+                id="scriba.E301",
+            )
+        ]
+    if connections[alias].vendor != "postgresql":
+        return [
+            Error(
+                f"CommandedSource names the database alias {alias!r}, which is {connections[alias].display_name}.",
+                hint="A Commanded event store is in PostgreSQL.",
+                id="scriba.E302",
+            )
+        ]
+    return []
 
 
 def _decoding(types: Any, upcast: Any, unknown_type: Any, unknown_keys: Any) -> Decoding:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from scriba.sources.commanded_connections import Connection
 
-__all__ = ["LOCK_STYLES", "LockLost", "SharedCheckpoint", "SubscriptionName", "delete_subscription"]
+__all__ = ["LOCK_STYLES", "LockLost", "SharedCheckpoint", "SubscriptionName", "delete_subscription", "holder_of"]
 
 CHECK_EVERY_S: Final = 1.0  #: how often the server is asked whether this session still holds the lock
 RETRY_S: Final = (1.0, 4.0)  #: a refused lock is tried again after a time at random between these
@@ -81,7 +81,7 @@ class SharedCheckpoint:
                 continue
             lock = _LOCKS[style]
             if not _value(connection, lock.take, name, row.id):
-                raise SourceBusy(_holder(connection, lock, name, row.id), random.uniform(*RETRY_S))  # noqa: S311 - jitter
+                raise _busy(connection, name, style, row.id)
             # Deleted and created again between our look and the lock, the row has another id, and so another lock.
             current = _read(connection, name)
             if current is not None and current.id == row.id:
@@ -138,7 +138,7 @@ def delete_subscription(connection: Connection, name: SubscriptionName, style: s
         return False
     lock = _LOCKS[style]
     if not force and not _value(connection, lock.take, name, row.id):
-        raise SourceBusy(_holder(connection, lock, name, row.id), RETRY_S[0])
+        raise _busy(connection, name, style, row.id)
     try:
         connection.execute(sql.SQL("DELETE FROM {} WHERE subscription_id = %s").format(name.table), (row.id,))
     finally:
@@ -238,10 +238,16 @@ def _value(connection: Connection, statement: str, name: SubscriptionName, row_i
     return row is not None and row[0]
 
 
-def _holder(connection: Connection, lock: _Lock, name: SubscriptionName, row_id: int) -> str:
-    row = connection.execute(lock.holder, _keys(connection, name, row_id)).fetchone()
+def _busy(connection: Connection, name: SubscriptionName, style: str, row_id: int) -> SourceBusy:
+    holder = holder_of(connection, name, style, row_id) or "a session that has just ended"
+    return SourceBusy(holder, random.uniform(*RETRY_S))  # noqa: S311 - spreads those who wait
+
+
+def holder_of(connection: Connection, name: SubscriptionName, style: str, row_id: int) -> str:
+    """Say who holds the lock of a subscription; empty when nobody does."""
+    row = connection.execute(_LOCKS[style].holder, _keys(connection, name, row_id)).fetchone()
     if row is None:
-        return "a session that has just ended"
+        return ""
     pid, application, started = row
     since = "" if started is None else f", since {started:%Y-%m-%d %H:%M:%S %Z}"
     return f"pid {pid} (application {application or 'without a name'!r}{since})"

@@ -14,10 +14,13 @@ from django.db import connections
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from scriba.failure import classify
+from scriba.protocols import FailureKind
+
 if TYPE_CHECKING:
     from scriba.protocols import Identity
 
-__all__ = ["Connector", "insist_on_indexes", "is_pooled"]
+__all__ = ["Connector", "insist_on_indexes", "is_pooled", "is_transient"]
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -86,3 +89,8 @@ def insist_on_indexes(connection: Connection) -> None:
     and sort all of them for each page.
     """
     connection.execute("SET enable_bitmapscan = off; SET enable_seqscan = off")
+
+
+def is_transient(error: Exception) -> bool:
+    """Say whether `error` may go away by itself: a connection or server that is away, overloaded or starting."""
+    return isinstance(error, psycopg.Error) and classify(error).kind is FailureKind.TRANSIENT

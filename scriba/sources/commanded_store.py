@@ -198,7 +198,8 @@ class Statements:
     """Every statement that reads one store, as SQL for its schema and version.
 
     A page yields, per row: position, stream name, type, event id, data, metadata, time, stream version, correlation
-    id, causation id, size in bytes, whether the event is wanted, and how many rows were looked at in all.
+    id, causation id, size in bytes, whether the event is wanted, the row's number in what was looked at, and how many
+    rows that was.
     """
 
     def __init__(self, shape: StoreShape, *, is_filtered: bool = False) -> None:
@@ -253,13 +254,13 @@ _LINKED: Final = """
  CROSS JOIN LATERAL (SELECT * FROM {events} WHERE event_id = link.event_id OFFSET 0) AS ev
  CROSS JOIN LATERAL (SELECT * FROM {streams} WHERE stream_id = link.original_stream_id OFFSET 0) AS src"""
 
-#: One statement is one snapshot: a hard delete at the same moment cannot tear a page. The page ends at `limit` rows or
-#: where `budget` bytes are passed, whichever comes first; the first row always comes. Of unwanted rows only the last
+#: One statement is one snapshot: a hard delete at the same moment cannot tear a page. The page ends after `limit` rows or
+#: before the `budget` of bytes is passed, whichever comes first; the first event always comes. Of unwanted rows only the last
 #: one comes, without its payload, to say how far the page has looked.
 _PAGE: Final = f"""
-SELECT {_FOUND}, size, wanted, looked
+SELECT {_FOUND}, size, wanted, number, looked
   FROM (SELECT page.*,
-               sum(size) OVER (ORDER BY position ROWS UNBOUNDED PRECEDING) - size AS before,
+               sum(size) OVER (ORDER BY position ROWS UNBOUNDED PRECEDING) AS total,
                row_number() OVER (ORDER BY position) AS number,
                count(*) OVER () AS looked
           FROM (SELECT link.stream_version AS position, src.stream_uuid, link.original_stream_version AS version,
@@ -272,10 +273,10 @@ SELECT {_FOUND}, size, wanted, looked
                          LIMIT %(limit)s) AS link
                   {_LINKED}
                  CROSS JOIN LATERAL (SELECT {{wanted}} AS wanted) AS chosen) AS page) AS measured
- WHERE before < %(budget)s AND (wanted OR number = looked)
+ WHERE (total <= %(budget)s OR total = size) AND (wanted OR number = looked)
  ORDER BY position"""
 _ONE: Final = f"""
-SELECT {_FOUND}, size, true, 1
+SELECT {_FOUND}, size, true, 1, 1
   FROM (SELECT link.stream_version AS position, src.stream_uuid, link.original_stream_version AS version,
                ev.event_id, ev.event_type, ev.causation_id, ev.correlation_id, ev.created_at, ev.data, ev.metadata,
                {{size}} AS size

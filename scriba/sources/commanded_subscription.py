@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import psycopg
 
+from scriba.conf import scriba_settings
 from scriba.event import Event
 from scriba.exceptions import SourceError
 from scriba.protocols import Head, Page
@@ -38,7 +39,7 @@ __all__ = ["CommandedSubscription"]
 
 logger = logging.getLogger("scriba")
 
-PAGE_BYTES: Final = 8_000_000  #: a page ends where this many bytes of payload are passed, after at least one event
+PAGE_BYTES: Final = 8_000_000  #: a page holds at most so many bytes of payload, or one event
 FIRST_ROWS: Final = 128  #: rows of the first page; doubled while pages are small, cut back when one is heavy
 LOOK_AGAIN_S: Final = 1.0  #: how often an idle reader compares its cursor with the store's counter
 
@@ -184,8 +185,8 @@ class CommandedSubscription:
             return Page([], self._cursor, caught_up=True)
         asked = min(limit, self._rows)
         rows = self._read_rows(stream, asked)
-        looked = rows[-1][-1] if rows else 0
-        is_cut = bool(rows) and sum(row[10] for row in rows) >= PAGE_BYTES
+        number, looked = rows[-1][12:] if rows else (0, 0)
+        is_cut = number < looked
         self._rows = max(1, 2 * len(rows)) if is_cut else min(2 * asked, max(limit, FIRST_ROWS))
         if rows:
             self._cursor = rows[-1][0]
@@ -199,7 +200,7 @@ class CommandedSubscription:
             "stream": stream.id,
             "cursor": self._cursor,
             "limit": limit,
-            "budget": PAGE_BYTES,
+            "budget": min(PAGE_BYTES, scriba_settings().max_bytes_in_flight),
             "types": self._source.event_types,
             "prefix": self._source.stream_prefix,
         }
@@ -212,7 +213,7 @@ class CommandedSubscription:
             Event(
                 position, stream, kind, key, data, metadata, _utc(at), version, correlation, causation, "", size, codec
             )
-            for position, stream, kind, key, data, metadata, at, version, correlation, causation, size, _, _ in rows
+            for position, stream, kind, key, data, metadata, at, version, correlation, causation, size, *_ in rows
         ]
 
     def _event(self, row: Any) -> Event:

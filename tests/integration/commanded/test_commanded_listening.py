@@ -7,10 +7,9 @@ import time
 from typing import Any
 
 import pytest
-from psycopg.conninfo import make_conninfo
 
 from scriba.exceptions import SourceError
-from scriba.sources import commanded_listener
+from scriba.sources import listening as ears
 from tests.support.commanded import VERSIONS
 from tests.support.proxy import Proxy
 from tests.support.reading import positions, read_all
@@ -73,7 +72,7 @@ def test_a_listener_that_is_killed_listens_again_and_looks(
     store: Any, subscribe: Any, identity: Any, monkeypatch: Any
 ) -> None:
     """After a reconnect comes LISTEN, then a look: what was appended while nobody listened arrives by that look."""
-    monkeypatch.setattr(commanded_listener, "BACKOFF_S", (0.05,))
+    monkeypatch.setattr(ears, "BACKOFF_S", (0.05,))
     subscription = subscribe(store, wakeup="notify")
     listener = listening(subscription)
 
@@ -107,7 +106,7 @@ def test_a_silent_listener_is_asked_whether_it_lives(
     store: Any, subscribe: Any, identity: Any, monkeypatch: Any
 ) -> None:
     """A quiet connection is used now and then, so that a dead one is noticed and nothing between forgets it."""
-    monkeypatch.setattr(commanded_listener, "ALIVE_EVERY_S", 0.02)
+    monkeypatch.setattr(ears, "ALIVE_EVERY_S", 0.02)
     listening(subscribe(store, wakeup="notify"))
 
     asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s AND query = 'SELECT 1'"
@@ -116,7 +115,7 @@ def test_a_silent_listener_is_asked_whether_it_lives(
 
 def test_a_listener_that_is_cut_off_is_replaced(store: Any, subscribe: Any, store_dsn: str, monkeypatch: Any) -> None:
     """A network that breaks costs nothing but a reconnect."""
-    monkeypatch.setattr(commanded_listener, "BACKOFF_S", (0.02,))
+    monkeypatch.setattr(ears, "BACKOFF_S", (0.02,))
     with Proxy(store_dsn) as proxy:
         subscription = subscribe(store, wakeup="notify", session=proxy.dsn)
         listener = listening(subscription)
@@ -189,18 +188,3 @@ def test_through_a_pooler_a_lock_is_refused_unless_there_is_another_way(
         listening(subscription)
         assert subscription.floor() == 0
         subscription.close()
-
-
-def test_a_role_that_may_not_listen_is_polled(
-    store: Any, subscribe: Any, store_dsn: str, monkeypatch: Any, caplog: Any
-) -> None:
-    """Where the server refuses LISTEN for good, it is said once and nobody tries again."""
-    monkeypatch.setattr(commanded_listener, "_IMPOSSIBLE", frozenset({"28000", "3D000", None}))
-    dsn = make_conninfo(store_dsn, dbname="no_such_database")
-    subscription = subscribe(store, wakeup="notify", session=dsn)
-    store.append("a")
-
-    assert positions(read_all(subscription)) == [1]
-    subscription._listener._thread.join(10)
-    assert not subscription._listener._thread.is_alive()
-    assert "polling only" in caplog.text

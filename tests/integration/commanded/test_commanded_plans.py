@@ -143,7 +143,7 @@ def test_reading_and_decoding_is_fast_and_stays_so(store_dsn: str, subscribe: An
     finally:
         store.drop()
         store.close()
-    print(f"\nread and decoded: {', '.join(f'{found:,.0f}' for found in rates)} events/s; "  # noqa: T201 - a measurement
+    print(f"\nread and decoded: {', '.join(f'{found:,.0f}' for found in rates)} events/s; "
           f"page of 1,000 at the start {first * 1e3:.2f} ms, at {count - 100_000:,} {deep * 1e3:.2f} ms")  # fmt: skip
     record_property("events_per_second", statistics.median(rates))
     assert statistics.median(rates) >= 25_000
