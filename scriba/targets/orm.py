@@ -22,7 +22,8 @@ from django.db import DEFAULT_DB_ALIAS, connections, reset_queries, transaction
 from django.db.transaction import TransactionManagementError
 from psycopg.pq import TransactionStatus
 
-from scriba import dead_letters, positions
+from scriba import positions
+from scriba.dead_letters import held_keys, lock, next_parked, resolve, store
 from scriba.exceptions import PermanentFailure
 from scriba.failure import chain, classify
 from scriba.protocols import (
@@ -122,7 +123,7 @@ class OrmWriter:
 
     def next_parked(self, key: str, partition: str, after: int) -> StoredLetter | None:
         with connections[self._using].cursor() as cursor:
-            return dead_letters.next_parked(cursor, self._identity, key, partition, after)
+            return next_parked(cursor, self._identity, key, partition, after)
 
     def close(self) -> None:
         """Close the connections of this thread. Inside somebody's transaction (`inline`) there is nothing to close."""
@@ -363,7 +364,7 @@ class OrmBatch:
         settlement.counters.unmatched = self._buffer.unmatched
         with self._connection.cursor() as cursor:
             if settlement.letters:
-                dead_letters.store(cursor, self._identity, settlement.letters)
+                store(cursor, self._identity, settlement.letters)
             positions.settle(cursor, self._identity, settlement)
         return self._buffer.unmatched
 
@@ -381,11 +382,11 @@ class OrmBatch:
 
     def held_keys(self, keys: Sequence[str]) -> set[str]:
         with self._connection.cursor() as cursor:
-            return dead_letters.held_keys(cursor, self._identity, keys)
+            return held_keys(cursor, self._identity, keys)
 
     def letter(self, letter: int) -> StoredLetter | None:
         with self._connection.cursor() as cursor:
-            return dead_letters.lock(cursor, letter)
+            return lock(cursor, letter)
 
     def applied_beyond(self, key: str, position: int) -> bool:
         with self._connection.cursor() as cursor:
@@ -394,7 +395,7 @@ class OrmBatch:
     def resolve(self, resolution: Resolution) -> None:
         self._buffer.flush()
         with self._connection.cursor() as cursor:
-            dead_letters.resolve(cursor, self._identity, resolution)
+            resolve(cursor, self._identity, resolution)
             if resolution.applied is not None:
                 positions.raise_applied(cursor, self._identity, resolution.applied)
 

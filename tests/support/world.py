@@ -105,6 +105,9 @@ class World:
 
     @property
     def segment(self) -> Segment:
+        """The projection's segment, as soon as a first start has made it."""
+        rows = Segment.objects.using(self.using).filter(projection_name=self.name, projection_version=1)
+        wait_until(rows.exists, what=f"the segment of {self.name}")
         return Segment.objects.using(self.using).get(projection_name=self.name, projection_version=1)
 
     @property
