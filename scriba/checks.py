@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register  # noqa: A004 - Django's word
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, InterfaceError, connections
 from django.db.utils import ConnectionDoesNotExist
 
 from scriba.conf import scriba_settings
@@ -22,7 +22,7 @@ from scriba.exceptions import ConfigurationError
 from scriba.registry import all_projections, duplicate_identities, qualified_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -48,7 +48,7 @@ def check_database(
     databases: Collection[str] | None = None,
     **kwargs: object,  # noqa: ARG001 - Django's signature
 ) -> list[CheckMessage]:
-    """Check tables and connection budget of those of `databases` that projections write to."""
+    """Look at those of `databases` that projections use: tables, connection budget, and what sources ask of them."""
     return database_problems(all_projections(), databases or ())
 
 
@@ -57,18 +57,24 @@ def problems(projections: Sequence[Projection]) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     for projection in projections:
         found += _declaration(projection)
-        found += _sources_and_targets(projection)
+        found += [message for message in _sources_and_targets(projection) if message not in found]
     found += _shared_models(projections)
     found += _pools(projections)
     return found
 
 
 def database_problems(projections: Sequence[Projection], databases: Collection[str]) -> list[CheckMessage]:
-    """Return what the servers themselves show, for those of `databases` that `projections` write to."""
+    """Return what the servers themselves show, for those of `databases` that `projections` use.
+
+    A source may have a method ``database_checks(databases)`` beside its ``checks()``.
+    """
     found: list[CheckMessage] = []
     for alias, writing in _by_alias(projections).items():
         if alias in databases and not _alias_problem(writing[0]):
             found += _inspect(alias, writing)
+    for projection in projections if databases else ():
+        look: Callable[[Collection[str]], list[CheckMessage]] | None = getattr(projection.source, "database_checks", None)
+        found += [message for message in look(databases) if message not in found] if look else []
     return found
 
 
@@ -236,7 +242,7 @@ def _inspect(alias: str, writing: Sequence[Projection]) -> Iterator[CheckMessage
             cursor.execute("SELECT current_setting('max_connections')::int - "
                            "current_setting('superuser_reserved_connections')::int")
             allowed = cursor.fetchone()[0]
-    except DatabaseError as error:
+    except (DatabaseError, InterfaceError) as error:
         yield Info(
             f"The database {alias!r} could not be looked at: {_first_line(error)}",
             hint="Its tables and its connection limit were not checked.",

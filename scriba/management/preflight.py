@@ -16,11 +16,11 @@ from scriba.checks import database_problems, target_alias
 from scriba.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from scriba.registry import Projection
 
-__all__ = ["preflight"]
+__all__ = ["close_idle", "preflight"]
 
 
 def preflight(projections: Sequence[Projection]) -> list[CheckMessage]:
@@ -29,28 +29,33 @@ def preflight(projections: Sequence[Projection]) -> list[CheckMessage]:
     Raises :class:`~scriba.exceptions.ConfigurationError`, with cause and cure, for what would keep them from running.
     """
     targets = _unique(target_alias(projection) for projection in projections)
-    sources = _unique(getattr(projection.source, "using", None) for projection in projections)
-    for alias in _unique([*targets, *sources]):
+    aliases = _unique([*targets, *(_source_alias(projection) for projection in projections)])
+    for alias in aliases:
         _require_answer(alias)
-    found = database_problems(projections, targets)
+    found = database_problems(projections, aliases)
     errors = [message for message in found if message.level >= Error("").level]
     if errors:
         raise ConfigurationError("\n".join(f"{message.msg}\n{message.hint}" for message in errors))
     for alias in targets:
         _require_migrations(alias)
-    _close(_unique([*targets, *sources]))
     return found
+
+
+def close_idle() -> None:
+    """Close this thread's connections: the engine's threads open their own, and these would only lie idle."""
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            connection.close()
 
 
 def _unique(aliases: Iterable[str | None]) -> list[str]:
     return [alias for alias in dict.fromkeys(aliases) if alias is not None]
 
 
-def _close(aliases: Iterable[str]) -> None:
-    """The engine's threads open their own connections: what this thread opened would only lie idle."""
-    for alias in aliases:
-        if not connections[alias].in_atomic_block:
-            connections[alias].close()
+def _source_alias(projection: Projection) -> str | None:
+    """Return the alias that a source reads from; None for one that is reached in another way."""
+    find: Callable[[], str] | None = getattr(projection.source, "database", None)
+    return find() if callable(find) else getattr(projection.source, "using", None)
 
 
 def _require_answer(alias: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -20,6 +21,7 @@ from scriba.info import Info
 from scriba.management.overview import JSON_KEYS
 from scriba.protocols import FailureKind, Status
 from scriba.registry import _OPTIONS
+from scriba.sources import TableSource
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -85,6 +87,11 @@ def test_every_option_of_the_decorator_is_documented() -> None:
     options = page("projection").split("## What a handler gets")[0]
 
     assert set(first_cells(options)) == set(_OPTIONS)
+
+
+def test_every_option_of_the_table_source_is_documented() -> None:
+    """The table of options is the signature."""
+    assert set(first_cells(section("sources", "TableSource"))) == set(inspect.signature(TableSource).parameters)
 
 
 def test_every_field_of_meta_is_documented() -> None:

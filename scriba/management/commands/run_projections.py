@@ -10,7 +10,7 @@ from django.utils.autoreload import run_with_reloader
 from scriba.engine import runner
 from scriba.management.base import MISUSED, ScribaCommand, positive, seconds, select
 from scriba.management.logs import logging_as
-from scriba.management.preflight import preflight
+from scriba.management.preflight import close_idle, preflight
 from scriba.management.progress import BarDisplay, Display, PlainDisplay
 from scriba.protocols import Status
 
@@ -75,6 +75,8 @@ class Command(ScribaCommand):
         projections = _chosen(options)
         for warning in preflight(projections):
             self.stderr.write(self.style.WARNING(f"{warning.msg} {warning.hint or ''}"))
+        self.check_migrations()  # of other apps, the read models': Django's notice, no refusal
+        close_idle()
         display, write_log = self._display(plain=options["no_progress"] or options["log_format"] == "json")
         watch = _Watch(display)
         try:

@@ -1,0 +1,299 @@
+"""run_projections as a person and a process manager meet it: lines, signals, exit codes, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from scriba import info
+from scriba.models import DeadLetter
+from tests.support.processes import manage, managed
+from tests.support.waiting import wait_until
+from tests.support.world import World
+from tests.testapp.models import Applied
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+@pytest.fixture
+def world(transactional_db: None) -> World:
+    """The events of the test app, and its projection ``noting``."""
+    return World("noting")
+
+
+def lines_of(process: subprocess.Popen[str], until: str) -> str:
+    """Read a process' output up to a line that contains `until`."""
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if until in line:
+            return seen
+    raise AssertionError(f"it ended without {until!r}:\n{seen}")
+
+
+# --- running -----------------------------------------------------------------------------------------------------
+
+
+def test_until_caught_up_settles_everything_and_leaves(world: World) -> None:
+    """Exit code 0, every event applied once, and a line that says so."""
+    positions = world.append_many(200)
+
+    done = manage("run_projections", "noting", "--until-caught-up")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"noting:1: running, caught up at position {max(positions):,}" in done.stdout
+    world.check(positions)
+
+
+def test_a_second_run_has_nothing_to_do(world: World) -> None:
+    """Running it again applies nothing again."""
+    positions = world.append_many(50)
+
+    for _ in range(2):
+        assert manage("run_projections", "noting", "--until-caught-up").returncode == 0
+
+    world.check(positions)
+
+
+def test_several_are_run_and_excluded(world: World) -> None:
+    """No name means all; ``--exclude`` leaves some out."""
+    world.append("s")
+
+    done = manage(
+        "run_projections", "--until-caught-up", "--exclude", "parking", "--exclude", "serial:1", "--exclude", "writing"
+    )
+
+    assert done.returncode == 0
+    assert set(Applied.objects.values_list("projection", flat=True)) == {"noting"}
+
+
+@pytest.mark.case("D4")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains(number: signal.Signals, world: World) -> None:
+    """SIGTERM and Ctrl-C end with exit code 0; the lease is given back, so nobody has to wait for it to run out."""
+    with managed("run_projections", "noting") as process:
+        lines_of(process, "caught up")
+        world.append("s", "s")
+        world.wait_applied(2)
+        process.send_signal(number)
+        code = process.wait(20)
+
+    assert code == 0
+    assert world.segment.owner == ""
+    assert info("noting").wish == "running"
+
+
+@pytest.mark.case("D4")
+def test_a_second_signal_does_not_wait_for_a_handler(world: World, tmp_path: Path) -> None:
+    """The first signal waits for the handler that is running, the second one leaves; nothing is applied."""
+    touched = tmp_path / "reached"
+    world.append("s", touch=str(touched), until=str(tmp_path / "never"))
+
+    with managed("run_projections", "noting", "--drain-timeout", "60") as process:
+        wait_until(touched.exists, what="the handler to be reached")
+        process.send_signal(signal.SIGTERM)
+        lines_of(process, "draining")
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(20)
+
+    assert code == 1
+    assert world.applied() == []
+
+
+@pytest.mark.case("D5")
+def test_a_handler_that_does_not_come_back_is_named(world: World, tmp_path: Path) -> None:
+    """After the drain timeout it leaves with exit code 1 and the name of the thread."""
+    touched = tmp_path / "reached"
+    world.append("s", touch=str(touched), until=str(tmp_path / "never"))
+
+    with managed("run_projections", "noting", "--drain-timeout", "0.2") as process:
+        wait_until(touched.exists, what="the handler to be reached")
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=20)
+
+    assert process.returncode == 1
+    assert "still busy after 0.2 s" in out
+    assert "lane-" in out
+    assert "Traceback" not in out
+
+
+def test_a_second_process_stands_by_and_says_so(world: World) -> None:
+    """It names the owner, and takes over when the owner leaves."""
+    with managed("run_projections", "noting") as first:
+        lines_of(first, "running")
+        with managed("run_projections", "noting") as second:
+            seen = lines_of(second, "standby")
+            first.send_signal(signal.SIGTERM)
+            first.wait(20)
+            lines_of(second, "running")
+            second.send_signal(signal.SIGTERM)
+            second.wait(20)
+
+    assert re.search(r"standby: owned by \S+:\d+:\w+; takes over when it leaves", seen)
+
+
+def test_a_stopped_projection_is_said_and_started(world: World) -> None:
+    """A *stopped* wish survives a restart: the run says so and does nothing; ``--start`` wishes it running."""
+    positions = world.append("s")
+    assert manage("scriba_stop", "noting").returncode == 0
+
+    idle = manage("run_projections", "noting", "--until-caught-up")
+    nothing = world.applied()
+    started = manage("run_projections", "noting", "--until-caught-up", "--start")
+
+    assert idle.returncode == 0
+    assert "stopped on request" in idle.stdout
+    assert nothing == []
+    assert started.returncode == 0
+    world.check(positions)
+
+
+@pytest.mark.case("D1", "D2")
+def test_control_from_another_process_is_followed(world: World) -> None:
+    """Pause, resume and stop reach the process within a second each; ``--wait`` returns when they have."""
+    with managed("run_projections", "noting") as process:
+        lines_of(process, "running")
+        assert manage("scriba_pause", "noting", "--wait").returncode == 0
+        lines_of(process, "paused on request")
+        assert manage("scriba_resume", "noting", "--wait").returncode == 0
+        assert manage("scriba_stop", "noting", "--wait").returncode == 0
+        lines_of(process, "stopped on request")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+@pytest.mark.case("D10")
+def test_overrides_take_effect(world: World) -> None:
+    """``--parallelism`` and ``--batch-size`` change the run, not the declaration."""
+    world.append_many(20)
+
+    assert manage("run_projections", "noting", "--until-caught-up", "--parallelism", "7", "--batch-size", "1").returncode == 0
+
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM scriba_lanes WHERE segment_id = %s", [world.segment.pk])
+        assert cursor.fetchone()[0] == 7
+
+
+# --- failing -----------------------------------------------------------------------------------------------------
+
+
+def test_a_halt_ends_with_its_cause_and_the_cure(world: World) -> None:
+    """Exit code 1 and one message: what happened, and the commands that leave a halt."""
+    world.append("s")
+    world.execute("ALTER TABLE testapp_applied RENAME TO away")
+    try:
+        done = manage("run_projections", "noting", "--until-caught-up")
+    finally:
+        world.execute("ALTER TABLE away RENAME TO testapp_applied")
+
+    assert done.returncode == 1
+    assert "noting:1 halted: " in done.stderr
+    assert "42P01" in done.stderr
+    assert "scriba_stop, then scriba_start" in done.stderr
+    assert DeadLetter.objects.count() == 0
+
+
+def test_an_unknown_name_is_refused(world: World) -> None:
+    """Exit code 2, one line, no traceback, and the name that was meant."""
+    done = manage("run_projections", "notting")
+
+    assert done.returncode == 2
+    assert done.stderr.strip() == "CommandError: no projection 'notting' version 1; did you mean 'noting'?"
+
+
+def test_excluding_everything_is_refused(world: World) -> None:
+    """There would be nothing to do, for ever."""
+    done = manage("run_projections", "noting", "--exclude", "noting")
+
+    assert done.returncode == 2
+    assert "--exclude names all of them" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--parallelism", "0"], ["--batch-size", "many"], ["--drain-timeout", "-1"], ["--unknown"]]
+)
+def test_wrong_usage_is_refused(arguments: list[str], world: World) -> None:
+    """Exit code 2, before anything starts."""
+    done = manage("run_projections", "noting", *arguments)
+
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unreachable_database_is_one_message(world: World) -> None:
+    """Exit code 2: which database, why, and what to look at. No traceback."""
+    done = manage("run_projections", "noting", DATABASE_URL="postgresql://nobody@127.0.0.1:1/nowhere")
+
+    assert done.returncode == 2
+    assert "The database 'default' (nowhere at 127.0.0.1:1) cannot be reached: " in done.stderr
+    assert "DATABASE_URL" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.case("B13")
+@pytest.mark.parametrize("table", ["scriba_dead_letters", "scriba_lanes"])
+def test_a_missing_table_is_found_before_anything_runs(table: str, world: World) -> None:
+    """Exit code 2: which table, and the command that makes it. Nothing is applied before the first failure."""
+    world.append("s")
+    world.execute(f"ALTER TABLE {table} RENAME TO away")
+    try:
+        done = manage("run_projections", "noting", "--until-caught-up")
+    finally:
+        world.execute(f"ALTER TABLE away RENAME TO {table}")
+
+    assert done.returncode == 2
+    assert f"has no {table}" in done.stderr
+    assert "migrate --database=default" in done.stderr
+    assert world.applied() == []
+
+
+def test_an_unapplied_migration_is_found(world: World) -> None:
+    """Tables of an older release are not written to."""
+    world.execute("DELETE FROM django_migrations WHERE app = 'scriba'")
+    try:
+        done = manage("run_projections", "noting", "--until-caught-up")
+    finally:
+        world.execute("INSERT INTO django_migrations (app, name, applied) VALUES ('scriba', '0001_initial', now())")
+
+    assert done.returncode == 2
+    assert "lacks 1 migration(s) of scriba: 0001_initial" in done.stderr
+
+
+def test_a_wrong_setting_is_refused(world: World, tmp_path: Path) -> None:
+    """A configuration error found by the system checks is exit code 2, too."""
+    (tmp_path / "wrong_settings.py").write_text("from tests.settings import *\nSCRIBA = {'lease': 5}\n")
+
+    done = manage(
+        "run_projections", "noting", DJANGO_SETTINGS_MODULE="wrong_settings",
+        PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[3]}",
+    )  # fmt: skip
+
+    assert done.returncode == 2
+    assert "did you mean 'lease_s'" in done.stderr
+
+
+# --- logs --------------------------------------------------------------------------------------------------------
+
+
+def test_json_logs_are_one_object_a_line(world: World) -> None:
+    """Standard error holds nothing but JSON; a halt carries its projection and its traceback."""
+    world.append("s")
+    world.execute("ALTER TABLE testapp_applied RENAME TO away")
+    try:
+        done = manage("run_projections", "noting", "--until-caught-up", "--log-format", "json")
+    finally:
+        world.execute("ALTER TABLE away RENAME TO testapp_applied")
+
+    records: list[dict[str, Any]] = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    halts = [record for record in records if "halted" in record["message"]]
+    assert halts
+    assert (halts[0]["level"], halts[0]["projection"], halts[0]["version"]) == ("error", "noting", 1)
+    assert "UndefinedTable" in halts[0]["traceback"]
