@@ -351,8 +351,10 @@ class Coordinator:
             logger.error("%s: %s; its transaction will be refused", self._identity, reason, extra=_extra(self._identity))
             if self._stopping.is_set():
                 self.outcome = Outcome(1, reason)
+            term.reader.leave()
         else:
             self._save_last(term)
+            term.reader.leave(-1 if self._lost.is_set() else term.watermark)
         return not late
 
     def _save_last(self, term: Term) -> None:

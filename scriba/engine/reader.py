@@ -72,6 +72,8 @@ class Reader:
         self.subscription: Subscription | None = None  #: read by lanes for replays; None while reconnecting
         self._closing = threading.Event()
         self._running = threading.Event()
+        self._ended = threading.Event()
+        self._left = threading.Event()
         self._failures = 0
         self._acked = -1
         self._next_head = 0.0
@@ -95,8 +97,10 @@ class Reader:
                 elif self.subscription is not None:
                     self._attempt(self._housekeeping)
         finally:
-            self._close_subscription()
             ledger.close()
+            self._ended.set()
+            if self._left.is_set():
+                self._close_subscription()
 
     def pause(self) -> None:
         """Take nothing new; what is in flight goes on."""
@@ -111,6 +115,22 @@ class Reader:
         self._closing.set()
         self._running.set()
         self._wake()
+
+    def leave(self, watermark: int = -1) -> None:
+        """Tell the source the term's last watermark, and let it go: when the lanes have drained, not when reading ends.
+
+        A source that is shared with another system hands over here: had it let go while events were in flight, the
+        other side would begin before them.
+        """
+        subscription = self.subscription
+        if subscription is not None and watermark > self._acked:
+            try:
+                subscription.ack(watermark, self._lease.partition)
+            except Exception:  # the next owner begins at our own watermark, or above
+                logger.warning("%s: the source did not learn the last watermark", self._projection.identity, exc_info=True)
+        self._left.set()
+        if self._ended.is_set():
+            self._close_subscription()
 
     # --- one fetch ----------------------------------------------------------------------------------------
 
