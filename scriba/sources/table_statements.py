@@ -162,9 +162,14 @@ def _source(fields: EventFields, connection: BaseDatabaseWrapper, where: Q | Non
     rows = models.QuerySet(model=fields.model, using=connection.alias).annotate(**named).values_list(*named)
     _refuse_many(rows.query.alias_map.values(), where)
     statement, parameters = rows.query.get_compiler(using=connection.alias).as_sql()
+    if not parameters:
+        return statement
+    opened = connection.connection is None
     connection.ensure_connection()
-    written = psycopg.ClientCursor(connection.connection).mogrify(statement, parameters) if parameters else statement
-    return written.replace("%", "%%") if parameters else written
+    written = psycopg.ClientCursor(connection.connection).mogrify(statement, parameters)
+    if opened:  # a reader's thread must not end with a connection that nobody knows of
+        connection.close()
+    return written.replace("%", "%%")
 
 
 def _refuse_many(joins: Iterable[Any], where: Q | None) -> None:
