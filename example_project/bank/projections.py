@@ -11,8 +11,11 @@ from example_project.bank.models import AccountBalance, AccountEvent
 from scriba import EventMeta, Insert, Skip, Update, projection
 from scriba.sources import TableSource
 
+#: The table was there before Scriba: one field's name has to be told, the others are guessed.
+EVENTS = TableSource(AccountEvent, stream_id="account_id")
 
-@projection("balances", source=TableSource(AccountEvent), parallelism=2, on_failure="park", models=[AccountBalance])
+
+@projection("balances", source=EVENTS, parallelism=2, on_failure="park", models=[AccountBalance])
 def balances(event: dict[str, Any], meta: EventMeta) -> object:
     """One row per account. A stream is one account, so ``F()`` is only for show: nobody else writes its row."""
     account = {"account_id": meta.stream_id}

@@ -1,7 +1,7 @@
 """Four writers that make life hard for a reader: slow transactions, rollbacks, ids that commit out of order, poison.
 
-A poison event is one that no projection can apply: an amount that is no number, one that fits in no column, or an
-order that was placed before.
+A poison event is one that cannot be applied: an amount that is no number, one that fits in no column, or an order that
+was placed before (which is only wrong for who keeps orders, not for who keeps customers).
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from example_project.shop.events import OrderCancelled, OrderEvent, OrderPaid, O
 from example_project.shop.models import StoredEvent
 
 CUSTOMERS = 400
+SLOW, ROLLED_BACK = 0.1, 0.05  # shares of the transactions
 POISON_EVERY = 2_000
 
 
 class _RolledBackOnPurpose(Exception):
-    pass
+    """What makes a transaction end without a trace, except for the ids that it has drawn."""
 
 
 class Writer(threading.Thread):
@@ -38,7 +39,7 @@ class Writer(threading.Thread):
         self._on_appended = on_appended
         self._random = random.Random(number)
         self._open: list[str] = []
-        self._until_poison = self._random.randint(1, POISON_EVERY)
+        self._until_poison = self._random.randint(1, max(1, min(POISON_EVERY, count // 4)))  # a short run has some, too
 
     def run(self) -> None:
         try:
@@ -54,20 +55,25 @@ class Writer(threading.Thread):
             connection.close()
 
     def _append(self, size: int) -> bool:
-        remembered = list(self._open)
+        """Append `size` events in one transaction; False when it was rolled back, as if it had never been."""
+        before = (list(self._open), self.poison, self._until_poison)
         try:
             with transaction.atomic():
                 StoredEvent.objects.bulk_create([self._next() for _ in range(size)])
-                fate = self._random.random()
-                if fate < 0.1:  # the ids are drawn; others overtake and commit first
-                    time.sleep(self._random.uniform(0.005, 0.06))
-                if fate > 0.95:
-                    raise _RolledBackOnPurpose
+                self._dawdle()
         except _RolledBackOnPurpose:
-            self._open = remembered
+            self._open, self.poison, self._until_poison = before
             self.rolled_back += 1
             return False
         return True
+
+    def _dawdle(self) -> None:
+        """Commit late, or not at all: the ids are drawn, and others overtake."""
+        fate = self._random.random()
+        if fate < SLOW:
+            time.sleep(self._random.uniform(0.005, 0.06))
+        elif fate > 1 - ROLLED_BACK:
+            raise _RolledBackOnPurpose
 
     def _next(self) -> StoredEvent:
         order_id, event = self._happening()
@@ -77,6 +83,7 @@ class Writer(threading.Thread):
             if self._until_poison <= 0:
                 self._until_poison = POISON_EVERY // 4
                 self._spoil(row)
+                self.poison += 1
         return row
 
     def _happening(self) -> tuple[str, OrderEvent]:
@@ -96,6 +103,8 @@ class Writer(threading.Thread):
         return order_id, OrderCancelled(order_id, "changed my mind")
 
     def _spoil(self, row: StoredEvent) -> None:
-        self.poison += 1
-        kind = self._random.choice(["no number", "too large", "no number"])
-        row.data["amount"] = "twelve" if kind == "no number" else "123456789012.34"
+        kind = self._random.choice(["no number", "too large", "placed before"])
+        if kind == "placed before":
+            row.stream_id = row.data["order_id"] = self._open[0]
+        else:
+            row.data["amount"] = "twelve" if kind == "no number" else "123456789012.34"

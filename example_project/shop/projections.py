@@ -7,8 +7,11 @@ from example_project.shop.models import CustomerRow, OrderRow, StoredEvent
 from scriba import Event, EventMeta, Insert, Skip, Update, Upsert, projection
 from scriba.sources import TableSource
 
+#: Polled; a writer that wants the last milliseconds calls ``notify_appended`` in its transaction.
+EVENTS = TableSource(StoredEvent, types=TYPES, wakeup="notify")
 
-@projection("orders", source=TableSource(StoredEvent, types=TYPES), parallelism=4, models=[OrderRow])
+
+@projection("orders", source=EVENTS, parallelism=4, models=[OrderRow])
 def orders(event: object, meta: EventMeta) -> object:
     """One row per order, through its life."""
     match event:
@@ -34,7 +37,7 @@ def by_customer(event: Event) -> str:
 
 @projection(
     "customers",
-    source=TableSource(StoredEvent, types=TYPES),
+    source=EVENTS,
     parallelism=2,
     partition_by=by_customer,
     event_types=[OrderPlaced],

@@ -1,168 +1,223 @@
+"""The main job of the example project: see it work, and see it verified."""
+
 from __future__ import annotations
 
 import argparse
 import statistics
 import threading
 import time
+import uuid
 from contextlib import ExitStack
-from typing import Any
+from decimal import Decimal
+from typing import Any, Self
 
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
-from django.db import connection
+from django.db import connection, transaction
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import scriba
-from example_project.bank.models import AccountEvent
+from example_project.bank.history import open_accounts
 from example_project.demo.verification import Finding, verify
 from example_project.demo.writers import Writer
-from example_project.shop.events import OrderPaid
-from example_project.shop.models import StoredEvent
+from example_project.shop.events import OrderPlaced
+from example_project.shop.models import OrderRow, StoredEvent
 from scriba.sources import notify_appended
 
-PROJECTIONS = ("orders", "customers", "balances")
+SHOP = ("orders", "customers")
+PROJECTIONS = (*SHOP, "balances")
 LONGEST_S = 600.0
+LINE_EVERY_S = 2.0
+LOGIN = "admin"
+
+EPILOG = """\
+examples:
+  demo                          20,000 events from 4 writers
+  demo --events 200000          a longer look
+  demo --events 2000 --writers 8
+
+It may be run again and again: each run adds its events to those that are there, and verifies all of them.
+
+exit codes:
+  0  settled and verified
+  1  a writer failed, a projection halted, nothing settled in time, or a read model is wrong
+"""
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        message = f"{number} is not positive"
+        raise argparse.ArgumentTypeError(message)
+    return number
 
 
 class Command(BaseCommand):
     help = (
-        "Append events from several writers while two projections run, wait until everything is settled, and verify "
+        "Appends events from several writers while projections run, waits until everything is settled, and verifies "
         "that the read models say what the events say."
     )
     requires_migrations_checks = False
 
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
+        as_written = argparse.RawDescriptionHelpFormatter
+        return super().create_parser(prog_name, subcommand, epilog=EPILOG, formatter_class=as_written, **kwargs)
+
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--events", type=int, default=20_000, help="how many events to append (default: 20000)")
-        parser.add_argument("--writers", type=int, default=4, help="how many threads append them (default: 4)")
+        parser.add_argument("--events", type=positive, default=20_000, help="how many to append (default: 20000)")
+        parser.add_argument("--writers", type=positive, default=4, help="how many threads append them (default: 4)")
         parser.add_argument("--no-latency", action="store_true", help="skip measuring how soon one event is visible")
 
     def handle(self, *_args: Any, events: int, writers: int, no_latency: bool, **_options: Any) -> None:
-        self.console = Console(file=self.stdout._out, highlight=False)  # noqa: SLF001 - rich writes to the same stream
+        self.console = Console(file=self.stdout._out, highlight=False, soft_wrap=True)  # noqa: SLF001 - rich writes there, too
         self._migrate()
-        self._open_accounts()
+        open_accounts()
         with ExitStack() as running:
             for name in PROJECTIONS:
                 running.enter_context(scriba.start_projection(name))
-            elapsed_s = self._append_and_follow(events, writers)
-            self._say_rate(events, elapsed_s)
+            self._append_and_follow(events, writers)
             if not no_latency:
                 self._say_latencies()
-        call_command("scriba_info", stdout=self.stdout)
+            call_command("scriba_info", stdout=self.stdout)
         self._say_findings(verify())
         self._say_what_next()
 
     # --- steps --------------------------------------------------------------------------------------------
 
     def _migrate(self) -> None:
-        self.console.print(f"database: {connection.settings_dict['NAME']}; migrating …")
+        settings = connection.settings_dict
+        self.console.print(f"database {settings['NAME']!r} on {settings['HOST'] or 'this machine'}; migrating …")
         call_command("migrate", verbosity=0, interactive=False)
 
-    def _open_accounts(self) -> None:
-        """The bank's 53 events: three accounts, fifty movements."""
-        rows = [
-            AccountEvent(account_id=name, event_type="AccountOpened", payload={"owner": name.title()})
-            for name in ("ada", "grace", "edsger")
-            if not AccountEvent.objects.filter(account_id=name, event_type="AccountOpened").exists()
-        ]
-        for number in range(50):
-            kind = "MoneyWithdrawn" if number % 3 == 2 else "MoneyDeposited"
-            name = ("ada", "grace", "edsger")[number % 3]
-            rows.append(AccountEvent(account_id=name, event_type=kind, payload={"amount": f"{10 + number}.50"}))
-        AccountEvent.objects.bulk_create(rows)
-
-    def _append_and_follow(self, events: int, count: int) -> float:
-        columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    def _append_and_follow(self, events: int, count: int) -> None:
         started = time.monotonic()
-        with Progress(*columns, console=self.console, disable=not self.console.is_terminal) as progress:
-            appended = progress.add_task("appended", total=events)
-            lock = threading.Lock()
-
-            def advance(size: int) -> None:
-                with lock:
-                    progress.advance(appended, size)
-
+        with Display(self.console, events) as display:
             share, rest = divmod(events, count)
-            threads = [Writer(number, share + (number < rest), advance) for number in range(count)]
-            for thread in threads:
-                thread.start()
-            self._wait_until_settled(threads, progress, events)
-        for thread in threads:
-            if thread.error is not None:
-                msg = f"{thread.name} failed: {thread.error}"
-                raise CommandError(msg) from thread.error
-        rolled_back, poison = sum(t.rolled_back for t in threads), sum(t.poison for t in threads)
+            writers = [Writer(number, share + (number < rest), display.appended) for number in range(count)]
+            for writer in writers:
+                writer.start()
+            self._follow(writers, display)
+        elapsed_s = time.monotonic() - started
+        rolled_back, poison = sum(writer.rolled_back for writer in writers), sum(writer.poison for writer in writers)
         self.console.print(
-            f"appended {events:,} events from {count} writers ({rolled_back} transactions rolled back, {poison} poison events)"
+            f"appended {events:,} events from {count} writers "
+            f"({rolled_back:,} transactions rolled back on purpose, {poison:,} poison events)\n"
+            f"[bold]{events / elapsed_s:,.0f} events/s[/bold] through {' and '.join(SHOP)} while the writers appended "
+            f"({elapsed_s:.1f} s from the first append to the last settled event)"
         )
-        return time.monotonic() - started
 
-    def _wait_until_settled(self, writers: list[Writer], progress: Progress, events: int) -> None:
+    def _follow(self, writers: list[Writer], display: Display) -> None:
         """Follow the projections by their rows, as any other process would."""
-        tasks = {name: progress.add_task(f"settled by {name}", total=events) for name in PROJECTIONS[:2]}
-        base = {name: scriba.info(name).watermark or 0 for name in tasks}
-        deadline = time.monotonic() + LONGEST_S
-        pause = threading.Event()
+        pause, deadline = threading.Event(), time.monotonic() + LONGEST_S
         while time.monotonic() < deadline:
+            is_appending = any(writer.is_alive() for writer in writers)  # asked before the head: it must not lead
+            for writer in writers:
+                if writer.error is not None:
+                    message = f"{writer.name} failed: {writer.error}"
+                    raise CommandError(message) from writer.error
             head = StoredEvent.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
             infos = [scriba.info(name) for name in PROJECTIONS]
             for info in infos:
                 if info.status == "halted":
-                    msg = f"{info.name} halted: {info.halt_reason}"
-                    raise CommandError(msg)
-                if info.name in tasks:
-                    progress.update(tasks[info.name], completed=min(events, (info.watermark or 0) - base[info.name]))
-            appending = any(writer.is_alive() for writer in writers)
-            if not appending and all((info.watermark or 0) >= head for info in infos[:2]) and not infos[2].lag_events:
-                for task in tasks.values():
-                    progress.update(task, completed=events)
+                    message = f"{info.name} halted: {info.halt_reason}"
+                    raise CommandError(message)
+                display.settled(info.name, sum(info.counters[kind] for kind in ("applied", "skipped", "dead_lettered")))
+            is_settled = all((info.watermark or 0) >= head for info in infos if info.name in SHOP)
+            if is_settled and not is_appending and infos[-1].lag_events == 0:
                 return
             pause.wait(0.1)
-        msg = f"not settled after {LONGEST_S:g} s; see manage.py scriba_info"
-        raise CommandError(msg)
-
-    def _say_rate(self, events: int, elapsed_s: float) -> None:
-        self.console.print(
-            f"[bold]{events / elapsed_s:,.0f} events/s[/bold] through both projections while {events:,} events were appended "
-            f"({elapsed_s:.1f} s from the first append to the last settled event)"
-        )
+        message = f"not settled after {LONGEST_S:g} s; see manage.py scriba_info"
+        raise CommandError(message)
 
     def _say_latencies(self) -> None:
-        idle = [self._latency(pause_s=1.3) for _ in range(3)]
-        flowing = [self._latency(pause_s=0.0) for _ in range(15)]
+        idle = [self._latency(rest_s=1.0) for _ in range(3)]
+        flowing = [self._latency() for _ in range(15)]
+        notified = [self._latency(rest_s=0.4, notify=True) for _ in range(3)]
         self.console.print(
-            f"a new event is visible after {statistics.median(idle) * 1000:.0f} ms when the projection was idle, "
-            f"{statistics.median(flowing) * 1000:.0f} ms while events flow (medians of {len(idle)} and {len(flowing)})"
+            f"a new event is in the read model after {milliseconds(idle)} when the projection was idle, "
+            f"{milliseconds(notified)} when the writer notified, {milliseconds(flowing)} while events flow (medians)"
         )
 
-    def _latency(self, *, pause_s: float) -> float:
-        """Return the seconds from the commit of an event to its row being settled."""
-        threading.Event().wait(pause_s)
-        row = StoredEvent.of("latency", OrderPaid("latency", "card"))
-        row.save()
-        notify_appended(StoredEvent)
+    def _latency(self, *, rest_s: float = 0.0, notify: bool = False) -> float:
+        """Return the seconds from the commit of an event until its row is there for everybody."""
+        pause = threading.Event()
+        pause.wait(rest_s)
+        order_id = f"o-{uuid.uuid4().hex[:12]}"
+        with transaction.atomic():
+            StoredEvent.of(order_id, OrderPlaced(order_id, "c-latency", Decimal("9.99"))).save()
+            if notify:
+                notify_appended(StoredEvent)
         committed = time.monotonic()
-        scriba.wait_for("orders", position=row.pk, timeout=10)
+        while not OrderRow.objects.filter(pk=order_id).exists():
+            if time.monotonic() - committed > LONGEST_S:
+                message = f"{order_id} is not visible after {LONGEST_S:g} s; see manage.py scriba_info"
+                raise CommandError(message)
+            pause.wait(0.001)
         return time.monotonic() - committed
 
     def _say_findings(self, findings: list[Finding]) -> None:
         for finding in findings:
-            mark = "[green]ok[/green]  " if finding.holds else "[red]WRONG[/red]"
+            mark = "[green]ok[/green]   " if finding.holds else "[bold red]WRONG[/bold red]"
             self.console.print(f"{mark} {finding.what}: {finding.detail}")
         if not all(finding.holds for finding in findings):
-            msg = "the read models are not what the events say."
-            raise CommandError(msg)
+            message = "the read models are not what the events say."
+            raise CommandError(message)
         self.console.print("[bold green]verified.[/bold green]")
 
     def _say_what_next(self) -> None:
         users = get_user_model().objects
-        if not users.filter(username="admin").exists():
-            users.create_superuser("admin", "admin@example.org", "admin")
+        admin = users.filter(username=LOGIN).first() or users.create_superuser(LOGIN, "admin@example.org", LOGIN)
+        password = f"password {LOGIN}" if admin.check_password(LOGIN) else "with the password that you gave it"
         self.console.print(
             "\nTry next:\n"
-            "  python manage.py runserver            then http://127.0.0.1:8000/admin/  (login admin, password admin)\n"
+            f"  python manage.py runserver            then http://127.0.0.1:8000/admin/  (login {LOGIN}, {password})\n"
             "  python manage.py run_projections      keeps the read models in step until you stop it\n"
             "  python manage.py scriba_info --watch  in another terminal\n"
             "  python manage.py demo_db stop         stops the embedded database"
         )
+
+
+class Display:
+    """Bars on a terminal, a line every other second elsewhere."""
+
+    def __init__(self, console: Console, events: int) -> None:
+        columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._console = console
+        self._events = events
+        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._lock = threading.Lock()
+        self._appended = 0
+        self._before: dict[str, int] = {}
+        self._settled: dict[str, int] = {}
+        self._task = self._bars.add_task("appended", total=events)
+        self._tasks = {name: self._bars.add_task(f"settled by {name}", total=None) for name in SHOP}
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._bars.stop()
+
+    def appended(self, count: int) -> None:
+        """Count what a writer has committed (called from its thread)."""
+        with self._lock:
+            self._appended += count
+            self._bars.update(self._task, completed=self._appended)
+
+    def settled(self, name: str, count: int) -> None:
+        """Show how many events `name` has settled; what it had settled before this run is left out."""
+        self._settled[name] = count - self._before.setdefault(name, count)
+        if name in self._tasks:
+            self._bars.update(self._tasks[name], completed=self._settled[name])
+        if not self._console.is_terminal and time.monotonic() - self._last_line >= LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            shown = ", ".join(f"{each} settled {self._settled.get(each, 0):,}" for each in SHOP)
+            self._console.print(f"appended {self._appended:,} of {self._events:,}; {shown}")
+
+
+def milliseconds(times_s: list[float]) -> str:
+    return f"{statistics.median(times_s) * 1000:.0f} ms"
