@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["ApplicationLoader", "require_library", "topics_of"]
 
 #: What an application that only reads needs, unless `env` says otherwise: no DDL (two processes that create tables at
-#: the same moment fail), and not the five connections that the library's pool would open for each projection.
+#: the same moment fail), not the five connections that the library's pool would open for each projection, and an error
+#: soon after the server has gone: the recorder repeats each call ten times, deaf to everything else meanwhile.
 READING: Final[Mapping[str, str]] = {
     "CREATE_TABLE": "no",
     "POSTGRES_POOL_SIZE": "1",
-    "POSTGRES_CONNECT_TIMEOUT": "5",
+    "POSTGRES_CONNECT_TIMEOUT": "1",
 }
 
 
@@ -76,13 +77,13 @@ class ApplicationLoader:
                 "so it decides about its environment (give it CREATE_TABLE=no)."
             )
             raise ConfigurationError(msg)
-        return found  # type: ignore[no-any-return]  # a class or a callable, checked above
+        return found
 
-    def construct(self, forced: Mapping[str, str] = READING) -> Application[Any]:
-        """Return a new application, which the caller closes. `forced` gives way to the source's own `env` only."""
+    def construct(self, forced: Mapping[str, str] | None = None) -> Application[Any]:
+        """Return a new application, which the caller closes. `forced` is stronger than the source's own `env`."""
+        found = self.find()
         from eventsourcing.application import Application  # noqa: PLC0415 - an extra, loaded when it is in use
 
-        found = self.find()
         if not isinstance(found, type):
             made = found()
             if not isinstance(made, Application):
@@ -92,7 +93,7 @@ class ApplicationLoader:
         # Names with the application's prefix win in the library: a class that sets SCHOOL_CREATE_TABLE would defeat ours.
         prefix = f"{found.name.upper()}_"  # type: ignore[attr-defined]
         env: dict[str, str] = {}
-        for settings in (forced, self._env):
+        for settings in (READING, self._env, forced or {}):
             for key in sorted(settings, key=lambda key: key.startswith(prefix)):
                 env[key] = env[prefix + key.removeprefix(prefix)] = str(settings[key])
         return found(env=env)  # type: ignore[no-any-return]
@@ -129,7 +130,7 @@ def _topic(item: object, where: str) -> str:
     return get_topic(item)
 
 
-def _imported(path: str, where: str) -> Any:  # noqa: ANN401 - judged by the caller
+def _imported(path: str, where: str) -> Any:
     """Import ``module:Name`` or ``module.Name``."""
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     try:

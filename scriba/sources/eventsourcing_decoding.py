@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import json
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scriba.event import Event, Payload
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from eventsourcing.persistence import Mapper, StoredEvent
 
 __all__ = ["DetailsWithheld", "MapperCodec", "RecordedEvent", "StoredState", "type_of"]
-
-_UNKNOWN: Final = object()
 
 
 class StoredState(NamedTuple):
@@ -45,12 +43,11 @@ class RecordedEvent(Event):
     """
 
     @property
-    def occurred_at(self) -> datetime | None:  # type: ignore[override]  # a field of the tuple, found late
-        known = self.__dict__.get("_occurred_at", _UNKNOWN)
-        if known is _UNKNOWN:
+    def occurred_at(self) -> datetime | None:
+        if "_occurred_at" not in self.__dict__:
             codec = self.codec
-            known = codec.time_of(self) if isinstance(codec, MapperCodec) else None
-            self.remember_time(known)
+            self.remember_time(codec.time_of(self) if isinstance(codec, MapperCodec) else None)
+        known: datetime | None = self.__dict__["_occurred_at"]
         return known
 
     def remember_time(self, occurred_at: datetime | None) -> None:
@@ -108,7 +105,7 @@ class MapperCodec:
         except Exception:  # noqa: BLE001 - found again, and reported, when a worker decodes the event
             return None
 
-    def _domain_event(self, stored: Any) -> Any:  # noqa: ANN401 - whatever classes the application has
+    def _domain_event(self, stored: Any) -> Any:
         if not self._is_secret:
             return self._mapper.to_domain_event(stored)
         try:
@@ -137,7 +134,7 @@ class MapperCodec:
         }
         return self._readable(bytes(stored.state)), metadata
 
-    def _readable(self, state: bytes) -> Any:  # noqa: ANN401 - any JSON value
+    def _readable(self, state: bytes) -> Any:
         if self._is_json:
             try:
                 return json.loads(state)
@@ -160,7 +157,7 @@ def type_of(topic: str) -> str:
     return topic.partition(":")[2] or topic
 
 
-def _withheld(error: Exception, mapper: Mapper[Any], stored: Any) -> DetailsWithheld:  # noqa: ANN401
+def _withheld(error: Exception, mapper: Mapper[Any], stored: Any) -> DetailsWithheld:
     """Return an error of the same class name that says where decoding failed, and nothing of what was decrypted."""
     kind = type(type(error).__name__, (DetailsWithheld,), {"__qualname__": type(error).__qualname__})
     failed: DetailsWithheld = kind(
@@ -169,7 +166,7 @@ def _withheld(error: Exception, mapper: Mapper[Any], stored: Any) -> DetailsWith
     return failed
 
 
-def _where(mapper: Mapper[Any], stored: Any) -> str:  # noqa: ANN401
+def _where(mapper: Mapper[Any], stored: Any) -> str:
     from eventsourcing.utils import resolve_topic  # noqa: PLC0415 - an extra, loaded when it is in use
 
     try:

@@ -34,8 +34,8 @@ def is_transient(error: BaseException) -> bool:
         if isinstance(cause, sqlite3.Error):
             # The low byte is the primary result code; the rest says more about it.
             return getattr(cause, "sqlite_errorcode", 0) & 0xFF in TRANSIENT_SQLITE
-        if isinstance(cause, ConnectionError | TimeoutError):  # not OSError: the library raises it for a missing setting
-            return True
+        if isinstance(cause, ConnectionError | TimeoutError):
+            return True  # not every OSError: the library raises it for a missing setting
     return _is_lost_connection(error)
 
 

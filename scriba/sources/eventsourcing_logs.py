@@ -4,8 +4,8 @@ Two ways of trusting positions:
 
 * :class:`OrderedLog`: the store hands out positions in the order of its commits. SQLite has one writer at a time, the
   in-memory recorder one lock, and a store such as UmaDB one sequencer; what is visible is complete.
-* ``PostgresLog`` (its own module): positions are handed out before their transactions commit, so nothing is believed
-  without evidence.
+* :mod:`scriba.sources.eventsourcing_gaps`: positions are handed out before their transactions commit, so nothing is
+  believed without evidence.
 
 A log is used by the thread that fetches; `at`, `locate` and `wake` may be called from any.
 """
@@ -16,6 +16,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from uuid import UUID
+
+from scriba.exceptions import SourceError
 
 if TYPE_CHECKING:
     from eventsourcing.persistence import ApplicationRecorder, Notification, StoredEvent
@@ -57,8 +59,8 @@ class Log(Protocol):
         """Return the highest position that is recorded, or None."""
         ...
 
-    def reach(self) -> int:
-        """Return the highest position that was ever handed out (-1: none): a checkpoint beyond it is another log's."""
+    def check(self, read_up_to: int) -> None:
+        """Raise SourceError when the log does not reach as far as it was read: it was restored, or is another one."""
         ...
 
     def waiting_for(self) -> str:
@@ -106,9 +108,10 @@ class OrderedLog:
     def head(self) -> int | None:
         return self._recorder.max_notification_id()
 
-    def reach(self) -> int:
+    def check(self, read_up_to: int) -> None:
         head = self.head()
-        return -1 if head is None else head
+        if read_up_to > (-1 if head is None else head):
+            raise SourceError(_BEHIND.format(head=head or "nothing", read_up_to=read_up_to))
 
     def waiting_for(self) -> str:
         return ""
@@ -160,12 +163,19 @@ class SQLiteLog(OrderedLog):
         key: Any = parsed_id(originator_id) if datastore.originator_id_type == "uuid" else originator_id
         with datastore.transaction(commit=False) as cursor:
             cursor.execute(
-                f"SELECT rowid FROM {self._recorder.events_table_name} "  # noqa: S608 - the library's own table name
+                f"SELECT rowid FROM {self._recorder.events_table_name} "
                 "WHERE originator_id = ? AND originator_version = ?",
                 (key.hex if isinstance(key, UUID) else key, version),
             )
             row = cursor.fetchone()
         return int(row[0]) if row else None
+
+
+_BEHIND: Final = (
+    "the log is behind the projection: its last position is {head}, and the projection has read up to {read_up_to}. It was "
+    "restored, truncated or replaced; new events would get positions that count as read. Restore the read model to the "
+    "same moment, or rebuild it: a new version of the projection, or manage.py scriba_reset."
+)
 
 
 def parsed_id(originator_id: str) -> UUID | str:

@@ -150,7 +150,11 @@ def test_what_identifies_an_event_is_its_originator_and_version() -> None:
 
 @pytest.mark.parametrize(
     ("topic", "expected"),
-    [("bank.domain:Account.Opened", "Account.Opened"), ("bank.domain", "bank.domain"), ("account-opened", "account-opened")],
+    [
+        ("bank.domain:Account.Opened", "Account.Opened"),
+        ("bank.domain", "bank.domain"),
+        ("account-opened", "account-opened"),
+    ],
 )
 def test_the_type_is_what_follows_the_colon(topic: str, expected: str) -> None:
     """A topic without a colon, which a class may choose as its own, is the type itself."""
@@ -195,9 +199,7 @@ def test_the_time_can_be_asked_for_before_decoding() -> None:
     assert counting.calls == 1
 
 
-@pytest.mark.parametrize(
-    "timestamp", [datetime(2026, 3, 1, 12, 30), "2026-03-01", None]  # noqa: DTZ001 - naive on purpose
-)
+@pytest.mark.parametrize("timestamp", [datetime(2026, 3, 1, 12, 30), "2026-03-01", None])
 def test_a_time_without_a_zone_is_no_time(timestamp: object) -> None:
     """Nobody knows which instant it was."""
     event = recorded(MapperCodec(mapper(), "Bank"), mapper(), opened(timestamp=timestamp))
@@ -229,7 +231,7 @@ def test_what_the_mapper_raises_is_raised(topic: str, state: bytes, kind: str) -
     """Module gone, class gone, wrong bytes, unknown transcoding, missing or failing upcaster: the class names the kind."""
     event = raw_event(MapperCodec(mapper(), "Bank"), topic, state)
 
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - the class is what is compared
+    with pytest.raises(Exception) as caught:
         event.payload()
 
     assert type(caught.value).__qualname__ == kind
@@ -257,7 +259,7 @@ def everything_about(error: BaseException) -> str:
 
 
 def failure(event: Event) -> Exception:
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - judged by the caller
+    with pytest.raises(Exception) as caught:
         event.payload()
     return caught.value
 
