@@ -17,6 +17,7 @@ from scriba.registry import forget
 from scriba.results import Skip
 from scriba.testing import MemorySource
 from tests.integration.control.conftest import Owner
+from tests.integration.ledger.support import in_thread
 from tests.support.processes import database_url
 from tests.support.waiting import wait_until
 from tests.support.world import World
@@ -220,17 +221,12 @@ def test_wait_says_what_a_slow_owner_shows(world: World, owner: Owner) -> None:
 def test_wait_sees_a_halt_instead(world: World, owner: Owner) -> None:
     """A projection that halts while it should pause will never be paused."""
     owner.shows(Status.RUNNING)
-    with connections["default"].cursor() as cursor:  # the halt arrives between the wish and the first look
-        cursor.execute(
-            "CREATE RULE halt_at_once AS ON UPDATE TO scriba_projections WHERE NEW.wish = 'paused' AND OLD.halt_cause = '' "
-            "DO ALSO UPDATE scriba_projections SET halt_cause = 'meanwhile', halted_at = now() WHERE id = NEW.id"
-        )
-    try:
-        with pytest.raises(ProjectionHalted, match="meanwhile"):
-            scriba.pause(world.projection(), wait=True)
-    finally:
-        with connections["default"].cursor() as cursor:
-            cursor.execute("DROP RULE halt_at_once ON scriba_projections")
+    with in_thread(lambda: scriba.pause(world.projection(), wait=True)) as answer:
+        wait_until(lambda: world.state.wish == "paused", what="the wish")
+        owner.halts("meanwhile")
+
+    assert isinstance(answer[0], ProjectionHalted)
+    assert "meanwhile" in str(answer[0])
 
 
 def test_a_stop_of_a_halted_projection_is_followed_by_its_owner_showing_halted(world: World, owner: Owner) -> None:
