@@ -23,9 +23,9 @@ from django.db.transaction import TransactionManagementError
 from psycopg.pq import TransactionStatus
 
 from scriba import positions
-from scriba.dead_letters import held_keys, lock, next_parked, resolve, store
 from scriba.exceptions import PermanentFailure
 from scriba.failure import chain, classify
+from scriba.letters import held_keys, lock, next_parked, resolve, store
 from scriba.protocols import (
     Failure,
     FailureKind,
