@@ -45,7 +45,7 @@ _LIVE: Final = frozenset(set(Status) - {Status.NOT_RUNNING})
 TRANSITIONS: Final = {
     Status.NOT_RUNNING: frozenset({Status.INITIALIZING}),
     Status.INITIALIZING: _LIVE - {Status.INITIALIZING} | {Status.NOT_RUNNING},
-    Status.STANDBY: frozenset({Status.INITIALIZING, Status.DRAINING, Status.NOT_RUNNING}),
+    Status.STANDBY: _LIVE - {Status.STANDBY} | {Status.NOT_RUNNING},
     Status.RUNNING: _LIVE - {Status.RUNNING} | {Status.NOT_RUNNING},
     Status.PAUSED: _LIVE - {Status.PAUSED} | {Status.NOT_RUNNING},
     Status.DRAINING: frozenset({Status.STOPPED, Status.NOT_RUNNING, Status.INITIALIZING, Status.HALTED, Status.STANDBY}),
@@ -119,6 +119,7 @@ class Coordinator:
         self._waited_for = False
         self._term_began = 0.0
         self._standbys = 0
+        self._busy_until = 0.0
         self._rate = _Rate()
         self.changed: Callable[[], None] = lambda: None
 
@@ -262,9 +263,13 @@ class Coordinator:
     def _run_term(self) -> None:
         was_paused = self._status is Status.PAUSED
         if self._term is None:
+            if time.monotonic() < self._busy_until:
+                return
             self._begin_term()
         if self._term is not None:
             self._term.resume()
+            if self._status is Status.STANDBY and self._term.reader.subscription is None:
+                return  # the source lets in one reader at a time: running only once it has let us in
         self._reason = ""
         self._become(Status.RUNNING)
         if not self._was_started:
@@ -318,7 +323,7 @@ class Coordinator:
                 signals.source_standby, self._identity, attempt=self._standbys, retry_in=error.retry_in_s, owner=error.holder
             )
             self._standbys += 1
-            self._stopping.wait(error.retry_in_s)
+            self._busy_until = time.monotonic() + error.retry_in_s
         else:
             logger.error("%s: a thread ended with an error; starting again", self._identity, exc_info=error)
             self._restarts = 0 if time.monotonic() - self._term_began > CALM_AFTER_S else self._restarts + 1

@@ -235,8 +235,13 @@ class Reader:
 
     def _subscribe(self) -> Subscription:
         shard = Shard(self._lease.partition, self._lease.slice_from, self._lease.slice_to, self._resume)
-        self.subscription = subscription = self._source.subscribe(self._projection.identity, [shard])
-        self.floor = getattr(subscription, "floor", lambda: None)()
+        subscription = self._source.subscribe(self._projection.identity, [shard])
+        try:
+            self.floor = getattr(subscription, "floor", lambda: None)()
+        except BaseException:  # busy, or broken already: not a subscription that anybody should see
+            subscription.close()
+            raise
+        self.subscription = subscription
         self._next_head = 0.0
         send(signals.source_subscribed, self._projection.identity, attempts=self._failures + 1)
         return subscription

@@ -125,8 +125,8 @@ class CommandedSubscription:
     def ack(self, watermark: int, partition: str = "") -> None:
         """In shared mode, tell the other side; otherwise the engine's own rows are all there is."""
         del partition
-        self._watch()
         if self._checkpoint is not None:
+            self._checkpoint.check()
             self._checkpoint.ack(watermark)
 
     def floor(self) -> int | None:

@@ -338,6 +338,7 @@ def test_ack_without_news_writes_nothing(store: Any, subscribe: Any) -> None:
     """The same or a smaller number costs no statement."""
     store.append("a", 9)
     subscription = subscribe(store, **SHARED)
+    subscription.floor()
     subscription.ack(5)
     version = store.value("SELECT xmin::text FROM {schema}.subscriptions")
 
