@@ -18,7 +18,8 @@ from tests.testapp.models import Applied, Counter, Event
 def apply(name: str, data: dict[str, Any], meta: Any) -> Any:
     """Count and note the event: neither write is idempotent, so a second application is seen.
 
-    `touch` makes a file when the event is reached; `until` waits for a file to appear before going on; `fail` raises.
+    `touch` makes a file when the event is reached; `until` waits for a file to appear before going on; `fail` raises
+    unless the file `fixed` is there; `skip` skips.
     """
     if "touch" in data:
         Path(data["touch"]).touch()
@@ -35,7 +36,7 @@ def apply(name: str, data: dict[str, Any], meta: Any) -> Any:
 def _wait_for(path: Path) -> None:
     deadline = time.monotonic() + 60
     while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.005)  # noqa: TID251 - a handler of its own process, not a test
+        time.sleep(0.005)
 
 
 FAST = RetryPolicy(2, (0.01,))
@@ -44,6 +45,11 @@ FAST = RetryPolicy(2, (0.01,))
 @projection("noting", source=TableSource(Event), parallelism=4, retry=FAST, batch_size=50)
 def noting(data: Any, meta: Any) -> Any:
     return apply("noting", data, meta)
+
+
+@projection("patient", source=TableSource(Event), parallelism=4, retry=RetryPolicy(2, (60.0,)), batch_size=50)
+def patient(data: Any, meta: Any) -> Any:
+    return apply("patient", data, meta)
 
 
 @projection("parking", source=TableSource(Event), parallelism=2, retry=False, on_failure="park", batch_size=50)
