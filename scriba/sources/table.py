@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from django.core.checks import CheckMessage, Error, Info, Warning  # noqa: A004 - Django's word
@@ -23,6 +23,7 @@ from scriba.sources.decoding import Decoding
 from scriba.sources.table_facts import look_at_table
 from scriba.sources.table_fields import OPTIONS, Problem, find_fields, resolve_model
 from scriba.sources.table_reading import TableReading, is_transient, make_reading
+from scriba.sources.table_statements import select_rows
 from scriba.sources.table_subscription import InlineSubscription, TableSubscription
 
 if TYPE_CHECKING:
@@ -144,11 +145,13 @@ class TableSource:
             model = resolve_model(self._model)
         except ConfigurationError as error:
             return [Error(str(error), id="scriba.E210")]
-        _, problems = find_fields(model, self._given)
+        fields, problems = find_fields(model, self._given)
         try:
-            self._alias(model)
+            alias = self._alias(model)
         except ConfigurationError as error:
             problems.append(Problem("scriba.E216", str(error), "Events are read from PostgreSQL only."))
+        else:
+            problems += _filter_problems(fields, alias, self._filter)
         return [Error(problem.message, hint=problem.hint, obj=model, id=problem.id) for problem in problems]
 
     def database_checks(self, databases: Collection[str]) -> list[CheckMessage]:
@@ -234,6 +237,14 @@ def channel_of(model: type[models.Model]) -> str:
     if len(name.encode()) <= LONGEST_CHANNEL:
         return name
     return f"scriba:{hashlib.sha256(table.encode()).hexdigest()[:40]}"
+
+
+def _filter_problems(fields: EventFields | None, alias: str, where: Q | None) -> Iterator[Problem]:
+    if fields is not None and where is not None:
+        try:
+            select_rows(fields, alias, where)
+        except ConfigurationError as error:
+            yield Problem("scriba.E217", str(error), "A filter is a Q over the event's own row and the rows it points to.")
 
 
 def _as(kind: type[CheckMessage], problem: Problem, model: type[models.Model]) -> CheckMessage:

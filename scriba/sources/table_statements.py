@@ -12,9 +12,11 @@ from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import psycopg
+from django.core.exceptions import FieldError
 from django.db import connections, models
 from django.db.models import BooleanField, Case, F, Q, Value, When
 
+from scriba.connection import OwnConnection
 from scriba.event import Event, Payload
 from scriba.exceptions import ConfigurationError
 from scriba.sources.decoding import JsonColumn, RawColumn
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from scriba.sources.decoding import Column, Hook
     from scriba.sources.table_fields import AnyField, EventFields
 
-__all__ = ["SEPARATOR", "RowShape", "Statements", "column_of", "compile_statements", "quoted"]
+__all__ = ["SEPARATOR", "RowShape", "Statements", "column_of", "compile_statements", "quoted", "select_rows"]
 
 SEPARATOR: Final = ":"  #: between the parts of a stream id that is made of several columns
 _PREFIX: Final = "scriba_"
@@ -120,12 +122,12 @@ def quoted(connection: BaseDatabaseWrapper, name: str) -> str:
 
 
 def compile_statements(
-    fields: EventFields, connection: BaseDatabaseWrapper, *, where: Q | None, has_types: bool, with_payload: bool = True
+    fields: EventFields, connection: BaseDatabaseWrapper, *, where: Q | None, has_types: bool
 ) -> Statements:
     """Compile for the database behind `connection`. `where` is the user's filter; `has_types`: ``types`` is given too."""
     source = _source(fields, connection, where)
     is_wanted = " AND ".join(["scriba_wanted"] * (where is not None) + ["scriba_type = ANY(%(types)s)"] * has_types)
-    columns = _columns(fields, is_wanted if with_payload else "false")
+    columns = _columns(fields, is_wanted)
     cost = _cost(fields)
     wanted = is_wanted or "true"
     table = quoted(connection, fields.model._meta.db_table)  # noqa: SLF001 - public by convention
@@ -150,6 +152,23 @@ WHERE scriba_before < %(budget)s ORDER BY scriba_position"""
 
 def _source(fields: EventFields, connection: BaseDatabaseWrapper, where: Q | None) -> str:
     """Return Django's SELECT of every row, with the parts of an event under names of ours, parameters written in."""
+    rows = select_rows(fields, connection.alias, where)
+    statement, parameters = rows.query.get_compiler(using=connection.alias).as_sql()
+    return _written_in(statement, parameters, connection.alias) if parameters else statement
+
+
+def _written_in(statement: str, parameters: Sequence[Any], alias: str) -> str:
+    """Write `parameters` into `statement`, as the driver quotes them for this server."""
+    own = OwnConnection(alias)
+    try:
+        with own.transaction() as cursor:
+            return psycopg.ClientCursor(cursor.connection).mogrify(statement, parameters).replace("%", "%%")
+    finally:
+        own.close()
+
+
+def select_rows(fields: EventFields, alias: str, where: Q | None) -> models.QuerySet[Any]:
+    """Return the query over every row; raises ConfigurationError for a `where` that cannot be one. Opens no connection."""
     named: dict[str, Any] = {_PREFIX + "position": F(fields.position)}
     named |= {f"{_PREFIX}stream_{number}": F(path) for number, path in enumerate(fields.stream_id)}
     for part in ("type", "data", "id", "metadata", "occurred_at", "stream_version", "correlation_id", "causation_id"):
@@ -158,18 +177,14 @@ def _source(fields: EventFields, connection: BaseDatabaseWrapper, where: Q | Non
             named[_PREFIX + part] = F(path)
     if where is not None:
         named[_PREFIX + "wanted"] = Case(When(where, then=Value(True)), default=Value(False), output_field=BooleanField())  # noqa: FBT003 - SQL values
-    # No manager: one that leaves rows out would turn them into numbers that never come.
-    rows = models.QuerySet(model=fields.model, using=connection.alias).annotate(**named).values_list(*named)
+    try:
+        # No manager: one that leaves rows out would turn them into numbers that never come.
+        rows = models.QuerySet(model=fields.model, using=alias).annotate(**named).values_list(*named)
+    except FieldError as error:
+        msg = f"TableSource({fields.model.__name__}): filter={where!r} does not fit the model: {error}"
+        raise ConfigurationError(msg) from error
     _refuse_many(rows.query.alias_map.values(), where)
-    statement, parameters = rows.query.get_compiler(using=connection.alias).as_sql()
-    if not parameters:
-        return statement
-    opened = connection.connection is None
-    connection.ensure_connection()
-    written = psycopg.ClientCursor(connection.connection).mogrify(statement, parameters)
-    if opened:  # a reader's thread must not end with a connection that nobody knows of
-        connection.close()
-    return written.replace("%", "%%")
+    return rows
 
 
 def _refuse_many(joins: Iterable[Any], where: Q | None) -> None:
