@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["OwnConnection", "Params", "Row"]
 
 Row = tuple[Any, ...]
-Params = Sequence[object] | Mapping[str, object]
+Params = Sequence[Any] | Mapping[str, Any]
 
 #: Left out of the copy: a pool is sized for workers, and the guarded updates rely on READ COMMITTED.
 _LEFT_OUT = ("pool", "isolation_level")

@@ -117,7 +117,7 @@ def _command(p: object, command: Command, by: str, reason: str, *, wait_s: float
 
 def _change_wish(projection: Projection, alias: str, command: Command, by: str, reason: str) -> bool:
     """Check the state and change the wish, in one statement. A projection without a row is wished *running*."""
-    params = {
+    params: dict[str, Any] = {
         "name": projection.name,
         "version": projection.version,
         "wish": command.wish.value,
@@ -261,7 +261,7 @@ def _wait_until_resolved(letter: DeadLetter, wish: str, alias: str, timeout: flo
 
 
 def _alias(row: Model) -> str:
-    return row._state.db or "default"  # noqa: SLF001 - Django's documented place for it
+    return row._state.db or "default"
 
 
 def _refuse_to_wait_in_transaction(alias: str) -> None:

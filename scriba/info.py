@@ -179,7 +179,8 @@ def _stream_positions(identity: Identity, alias: str) -> list[tuple[str, int]]:
 def _rows(alias: str, sql: str, identity: Identity) -> list[tuple[Any, ...]]:
     with connections[alias].cursor() as cursor:
         cursor.execute(sql, {"name": identity.name, "version": identity.version, "most": MOST_STREAMS + 1})
-        return cursor.fetchall()
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+    return rows
 
 
 _STATE: Final = """

@@ -47,7 +47,7 @@ class PgLedger:
         self._identity = identity
         self._shard = shard
         self._connection = OwnConnection(using)
-        self._row = {
+        self._row: dict[str, Any] = {
             "name": identity.name,
             "version": identity.version,
             "partition": shard.partition,
@@ -331,7 +331,7 @@ class PgLedger:
             )
         )
 
-    def _notice(self) -> dict[str, str]:
+    def _notice(self) -> dict[str, Any]:
         return {"channel": WISH_CHANNEL, "payload": str(self._identity)}
 
 

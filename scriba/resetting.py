@@ -76,9 +76,9 @@ def _tables(projection: Projection, truncate: bool | Collection[type[Model]]) ->
     if truncate is True and not models:
         msg = f"reset(truncate=True): {projection.identity} names no models; declare models=[…] or name them here."
         raise ConfigurationError(msg)
-    lineage = [model._meta.concrete_model for model in models]  # noqa: SLF001 - Django's documented API
-    lineage += [parent for model in models for parent in model._meta.get_parent_list()]  # noqa: SLF001
-    return list(dict.fromkeys(model._meta.db_table for model in lineage))  # noqa: SLF001
+    lineage = [model._meta.concrete_model for model in models]
+    lineage += [parent for model in models for parent in model._meta.get_parent_list()]
+    return list(dict.fromkeys(model._meta.db_table for model in lineage))
 
 
 def _fence(projection: Projection, cursor: CursorWrapper, alias: str) -> None:

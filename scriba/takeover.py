@@ -45,7 +45,7 @@ def insist(cursor: CursorWrapper, sql: str, params: Params, *, using: str, patie
     mark = f"/* scriba takeover {secrets.token_hex(8)} */"
     with Eviction(using, pid, mark, patience_s=patience_s):
         cursor.execute(f"{mark} {sql}", params)
-        rows = cursor.fetchall()
+        rows: list[Row] = cursor.fetchall()
     _set_timeout(cursor, timeout_before)
     return rows
 

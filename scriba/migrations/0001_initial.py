@@ -1,3 +1,5 @@
+from typing import Any
+
 import django.db.models.deletion
 import django.db.models.functions.datetime
 from django.db import migrations, models
@@ -6,7 +8,7 @@ from django.db import migrations, models
 FILLFACTORS = {"scriba_positions": 70, "scriba_lanes": 50, "scriba_segments": 50}
 
 
-def leave_room_for_hot_updates(apps, schema_editor):
+def leave_room_for_hot_updates(apps: Any, schema_editor: Any) -> None:
     """Storage parameters are PostgreSQL's; another alias of the project may be anything."""
     if schema_editor.connection.vendor == "postgresql":
         for table, percent in FILLFACTORS.items():

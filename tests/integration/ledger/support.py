@@ -157,7 +157,7 @@ def in_thread(work: Callable[[], Any]) -> Iterator[list[Any]]:
     def run() -> None:
         try:
             answer.append(work())
-        except BaseException as error:  # noqa: BLE001 - the test looks at it
+        except BaseException as error:
             answer.append(error)
         finally:
             connections.close_all()
