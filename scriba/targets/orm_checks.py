@@ -1,73 +1,88 @@
-"""What ``manage.py check`` says about an OrmTarget and the read models named for it.
+"""What ``manage.py check`` says about a target and the read models that a projection names. Opens no connection.
 
-A declared write has queryset semantics: ``save()`` overrides and save signals do not run. That surprises once, at
-check time, rather than in production.
+(The tables, the server and its limits are looked at by ``scriba/checks.py``, which is told which databases it may ask.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any, Final
+from typing import Any
 
-from django.core.checks import CheckMessage, Error, Warning  # noqa: A004 - Django's name
-from django.db import DatabaseError, connections, models, router
-from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004 - Django's word
+from django.db import connections, models, router
+from django.db.models import signals
+from django.db.utils import ConnectionDoesNotExist
 
-__all__ = ["missing_tables", "target_checks"]
+__all__ = ["target_checks"]
 
-TABLES: Final = ("scriba_positions", "scriba_dead_letters", "scriba_projections", "scriba_segments", "scriba_lanes")
-OLDEST_SERVER: Final = 140_000
+_SAVE_SIGNALS = {"pre_save": signals.pre_save, "post_save": signals.post_save}
 
 
 def target_checks(using: str, read_models: Collection[type[models.Model]]) -> list[CheckMessage]:
-    """Return what is wrong with the alias `using` and the read models; nothing here needs a connection."""
-    if using not in connections:
-        known = ", ".join(sorted(connections))
-        return [Error(
-            f"OrmTarget(using={using!r}): there is no such database alias.",
-            hint=f"settings.DATABASES has: {known}.", id="scriba.E100",
-        )]  # fmt: skip
-    if connections[using].vendor != "postgresql":
-        return [Error(
-            f"OrmTarget(using={using!r}): {connections[using].display_name} cannot hold read models of Scriba.",
-            hint="Cursors, rows and dead letters commit in one PostgreSQL transaction; use an alias of that engine.",
-            id="scriba.E101",
-        )]  # fmt: skip
-    return [message for model in read_models for message in _of_model(using, model)]
+    """Return what is wrong with writing `read_models` to the database `using`."""
+    found = [*_database(using)]
+    if not found:
+        for model in read_models:
+            found += [*_routing(using, model), *_unused_code(model)]
+    return found
 
 
-def missing_tables(using: str) -> list[str] | None:
-    """Return which of Scriba's tables the database behind `using` lacks; None when it cannot be asked."""
+def _database(using: str) -> Iterator[CheckMessage]:
     try:
-        with connections[using].cursor() as cursor:
-            present = set(connections[using].introspection.table_names(cursor))
-    except DatabaseError:
-        return None
-    return [table for table in TABLES if table not in present]
+        connection = connections[using]
+    except ConnectionDoesNotExist:
+        yield Error(
+            f"OrmTarget(using={using!r}): settings.DATABASES has no such alias.",
+            hint=f"Known aliases: {', '.join(sorted(connections.settings))}.",
+            id="scriba.E100",
+        )
+        return
+    if connection.vendor != "postgresql":
+        yield Error(
+            f"OrmTarget(using={using!r}) writes to {connection.display_name}.",
+            hint="Scriba needs PostgreSQL: its fence, its cursors and its dead letters rely on it.",
+            id="scriba.E101",
+        )
 
 
-def _of_model(using: str, model: type[models.Model]) -> Iterator[CheckMessage]:
+def _routing(using: str, model: type[models.Model]) -> Iterator[CheckMessage]:
+    name = model._meta.label  # noqa: SLF001 - Django's documented API
+    if not router.allow_migrate_model(using, model):
+        yield Error(
+            f"The routers keep the table of {name} out of the database {using!r}, where its projection writes.",
+            hint="Name the database of the read model: OrmTarget(using=…); or let allow_migrate() accept it.",
+            obj=model,
+            id="scriba.E105",
+        )
+        return
     routed = router.db_for_write(model)
     if routed != using:
         yield Warning(
-            f"{model._meta.label} is written through the alias {using!r}, but the routers send its writes to {routed!r}.",
-            hint=f"Give the projection target=OrmTarget(using={routed!r}), or change the router.",
-            obj=model, id="scriba.W102",
-        )  # fmt: skip
-    for method in ("save", "delete"):
-        if getattr(model, method) is not getattr(models.Model, method):
-            yield Warning(
-                f"{model._meta.label} overrides {method}(), which declared writes do not call.",
-                hint="They do what bulk_create, QuerySet.update and QuerySet.delete do. Write it in the handler, or return Done().",
-                obj=model, id="scriba.W103",
-            )  # fmt: skip
-    listening = [name for name, signal in _SIGNALS.items() if signal.has_listeners(model)]
-    if listening:
+            f"The routers send writes of {name} to the database {routed!r}, but its projection writes to {using!r}.",
+            hint=f"Declared writes go to {using!r}; a handler that writes through the ORM itself would go to {routed!r}, "
+            f"which is an error at run time. Name one database: OrmTarget(using={routed!r}).",
+            obj=model,
+            id="scriba.W102",
+        )
+
+
+def _unused_code(model: type[models.Model]) -> Iterator[CheckMessage]:
+    name = model._meta.label  # noqa: SLF001 - Django's documented API
+    overridden = [method for method in ("save", "delete") if getattr(model, method) is not getattr(models.Model, method)]
+    if overridden:
         yield Warning(
-            f"{model._meta.label} has receivers of {', '.join(listening)}, which declared inserts and updates do not send.",
-            hint="Do their work in the handler, or write through the ORM there and return Done().",
-            obj=model, id="scriba.W104",
-        )  # fmt: skip
-
-
-_SIGNALS: Final = {"pre_save": pre_save, "post_save": post_save, "pre_delete": pre_delete, "post_delete": post_delete}
+            f"{name} overrides {' and '.join(f'{method}()' for method in overridden)}, which declared writes do not call.",
+            hint="They do what bulk_create(), QuerySet.update() and QuerySet.delete() do. Move the code into the handler, "
+            "or write through the ORM there and return Done().",
+            obj=model,
+            id="scriba.W103",
+        )
+    connected = [signal for signal, dispatcher in _SAVE_SIGNALS.items() if dispatcher.has_listeners(model)]
+    if connected:
+        yield Warning(
+            f"Receivers of {' and '.join(connected)} are connected to {name}; declared writes do not send these signals.",
+            hint="Call what they do from the handler (transaction.on_commit() for side effects), or write through the ORM "
+            "there and return Done().",
+            obj=model,
+            id="scriba.W104",
+        )
