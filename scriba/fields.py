@@ -22,7 +22,7 @@ __all__ = ["EventPosition"]
 class Drawn(Expression):
     """Stands in an INSERT for a number that the database draws."""
 
-    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:  # type: ignore[override]
+    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         del compiler, connection
         return "DEFAULT", ()
 

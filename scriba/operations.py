@@ -69,6 +69,7 @@ class AddEventPosition(Operation):
     def database_forwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
+        del from_state
         model = to_state.apps.get_model(app_label, self.model_name)
         connection = schema_editor.connection
         if not self.allow_migrate_model(connection.alias, model):
@@ -84,9 +85,10 @@ class AddEventPosition(Operation):
     def database_backwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, from_state: ProjectState, to_state: ProjectState
     ) -> None:
+        del to_state
         model = from_state.apps.get_model(app_label, self.model_name)
         if self.allow_migrate_model(schema_editor.connection.alias, model):
-            schema_editor.remove_field(model, model._meta.get_field(self.name))  # noqa: SLF001 - public by convention
+            schema_editor.remove_field(model, model._meta.get_field(self.name))
 
     def references_model(self, name: str, app_label: str) -> bool:
         del app_label
@@ -105,7 +107,7 @@ class AddEventPosition(Operation):
     # --- SQL ----------------------------------------------------------------------------------------------
 
     def _statements(self, model: type[models.Model], quote: Any) -> list[str]:
-        table, column = quote(model._meta.db_table), quote(self._field(model, self.name).column)  # noqa: SLF001
+        table, column = quote(model._meta.db_table), quote(self._field(model, self.name).column)
         sequence = f"pg_get_serial_sequence({_literal(table)}, {_literal(self._field(model, self.name).column or '')})"
         return [
             f"ALTER TABLE {table} ADD COLUMN {column} bigint",
@@ -121,7 +123,7 @@ class AddEventPosition(Operation):
 
     def _numbering(self, model: type[models.Model], table: str, column: str, quote: Any) -> str:
         moment, *rest = (quote(self._field(model, name).column) for name in self.order_by)
-        key = quote(model._meta.pk.column)  # noqa: SLF001 - public by convention
+        key = quote(model._meta.pk.column)
         streams = [quote(self._field(model, name).column) for name in self._streams(model)]
         within = ", ".join((*rest, key))
         if streams:
@@ -136,14 +138,14 @@ WHERE event.{key} = numbered.{key}"""
     def _streams(self, model: type[models.Model]) -> Sequence[str]:
         if self.stream_id is not None:
             return (self.stream_id,) if isinstance(self.stream_id, str) else self.stream_id
-        known = {field.name for field in model._meta.concrete_fields}  # noqa: SLF001 - public by convention
+        known = {field.name for field in model._meta.concrete_fields}
         return [name for name in GUESSES["stream_id"] if name in known][:1]
 
     def _field(self, model: type[models.Model], name: str) -> Any:
         try:
-            return model._meta.get_field(name)  # noqa: SLF001 - public by convention
+            return model._meta.get_field(name)
         except FieldDoesNotExist:
-            known = [field.name for field in model._meta.concrete_fields]  # noqa: SLF001 - as above
+            known = [field.name for field in model._meta.concrete_fields]
             msg = f"AddEventPosition: {self.model_name} has no field {name!r}{did_you_mean(name, known)}"
             raise ConfigurationError(msg) from None
 

@@ -180,7 +180,7 @@ def run_length(after: int, positions: Sequence[int], settled: int) -> int:
     return len(positions)
 
 
-def _described(  # noqa: PLR0913, PLR0917 - the columns of a row
+def _described(  # noqa: PLR0913 - the columns of a row
     pid: int | None, age_s: float | None, state: str | None, application: str | None, query: str | None, gid: str | None
 ) -> str:
     age = f"for {age_s:.0f} s" if age_s is not None else "for an unknown time"

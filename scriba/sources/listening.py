@@ -92,7 +92,7 @@ class Ear:
     def _hear(self, connection: psycopg.Connection[Any]) -> None:
         """Pass on what arrives, until told to close. Raises when the connection is gone."""
         while not self._closing.is_set():
-            ready, _, _ = select.select([connection.fileno(), self._hears_bell], [], [], ALIVE_EVERY_S)
+            ready, _, _ = select.select([connection.fileno(), self._hears_bell.fileno()], [], [], ALIVE_EVERY_S)
             if not ready:
                 psycopg.Cursor(connection).execute("SELECT 1")
             elif not self._closing.is_set() and _drain(connection):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from django.core.checks import CheckMessage, Error, Info, Warning  # noqa: A004 - Django's word
 from django.db import DatabaseError, InterfaceError, connections, models, router
 from django.db.models import Q
-from django.db.utils import ConnectionDoesNotExist
+from django.utils.connection import ConnectionDoesNotExist
 
 from scriba.connection import OwnConnection
 from scriba.exceptions import ConfigurationError, did_you_mean
@@ -133,7 +133,7 @@ class TableSource:
 
     def identity(self) -> str:
         fields = self._fields()
-        return f"table:{self._alias(fields.model)}.{fields.model._meta.db_table}({fields.field(fields.position).column})"  # noqa: SLF001
+        return f"table:{self._alias(fields.model)}.{fields.model._meta.db_table}({fields.field(fields.position).column})"
 
     def transient(self, error: Exception) -> bool:
         """Say whether `error` may go away by itself."""
@@ -166,7 +166,7 @@ class TableSource:
         try:
             facts = look_at_table(own.rows, fields, alias, self._sequence)
         except (DatabaseError, InterfaceError) as error:
-            message = f"The event table {fields.model._meta.db_table!r} could not be looked at: {' '.join(str(error).split())}"  # noqa: SLF001
+            message = f"The event table {fields.model._meta.db_table!r} could not be looked at: {' '.join(str(error).split())}"
             return [Info(message, hint="Its sequence and its server were not checked.", obj=fields.model, id="scriba.I227")]
         finally:
             own.close()
@@ -232,7 +232,7 @@ def notify_appended(model_or_source: type[models.Model] | str | TableSource, usi
 
 def channel_of(model: type[models.Model]) -> str:
     """Return the NOTIFY channel of a model's table: the table's name where it fits, and a digest of it where not."""
-    table = model._meta.db_table  # noqa: SLF001 - public by convention
+    table = model._meta.db_table
     name = f"scriba:{table}"
     if len(name.encode()) <= LONGEST_CHANNEL:
         return name

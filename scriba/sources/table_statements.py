@@ -87,7 +87,7 @@ class _BrokenStream:
 
 def _with_stream(event: Event, stream_id_of: Callable[[Event], str]) -> Event:
     try:
-        stream_id = stream_id_of(event)
+        stream_id: Any = stream_id_of(event)
         if not isinstance(stream_id, str):
             msg = f"stream_id=… must return a string, not {stream_id!r}"
             raise TypeError(msg)  # noqa: TRY301 - one event's fault, like any error of the callable
@@ -130,7 +130,7 @@ def compile_statements(
     columns = _columns(fields, is_wanted)
     cost = _cost(fields)
     wanted = is_wanted or "true"
-    table = quoted(connection, fields.model._meta.db_table)  # noqa: SLF001 - public by convention
+    table = quoted(connection, fields.model._meta.db_table)
     key = quoted(connection, fields.field(fields.position).column or "")
     page = f"""
 SELECT {columns}, {wanted} FROM (
@@ -176,10 +176,11 @@ def select_rows(fields: EventFields, alias: str, where: Q | None) -> models.Quer
         if path is not None:
             named[_PREFIX + part] = F(path)
     if where is not None:
-        named[_PREFIX + "wanted"] = Case(When(where, then=Value(True)), default=Value(False), output_field=BooleanField())  # noqa: FBT003 - SQL values
+        named[_PREFIX + "wanted"] = Case(When(where, then=Value(True)), default=Value(False), output_field=BooleanField())
     try:
         # No manager: one that leaves rows out would turn them into numbers that never come.
-        rows = models.QuerySet(model=fields.model, using=alias).annotate(**named).values_list(*named)
+        rows: models.QuerySet[Any] = models.QuerySet(model=fields.model, using=alias)
+        rows = rows.annotate(**named).values_list(*named)
     except FieldError as error:
         msg = f"TableSource({fields.model.__name__}): filter={where!r} does not fit the model: {error}"
         raise ConfigurationError(msg) from error

@@ -80,12 +80,12 @@ class _Reading:
         if event_id is not None:
             ways = [{fields.id: event_id}]
         elif fields.stream_version is None or not fields.stream_id:
-            raise ConfigurationError(_CANNOT_LOCATE.format(model=fields.model._meta.label))  # noqa: SLF001 - public by convention
+            raise ConfigurationError(_CANNOT_LOCATE.format(model=fields.model._meta.label))
         else:
             ways = [way | {fields.stream_version: stream_version} for way in _stream_ways(fields.stream_id, stream_id or "")]
-        rows = models.QuerySet(model=fields.model, using=self._reading.alias)
+        rows: models.QuerySet[Any] = models.QuerySet(model=fields.model, using=self._reading.alias)
         for way in ways:
-            if all(_fits(fields.field(path), value) for path, value in way.items()):
+            if all(_fits(fields.field(path), value, self._reading.alias) for path, value in way.items()):
                 position = rows.filter(**way).order_by().values_list(fields.position, flat=True).first()
                 if position is not None:
                     return "", int(position)
@@ -261,7 +261,9 @@ class InlineSubscription(_Reading):
         """Return what is visible; never waits."""
         del timeout
         reading = self._reading
-        parameters = {"after": self._after, "upto": END, "limit": limit, "budget": END, "types": reading.types}
+        parameters: dict[str, Any] = {
+            "after": self._after, "upto": END, "limit": limit, "budget": END, "types": reading.types,
+        }  # fmt: skip
         with connections[reading.alias].cursor() as cursor:
             cursor.execute(reading.statements.page, parameters)
             rows = cursor.fetchall()
@@ -314,11 +316,11 @@ def _stream_ways(paths: tuple[str, ...], stream_id: str) -> Iterator[dict[str, A
             yield {first: SEPARATOR.join(pieces[:cut]), **way}
 
 
-def _fits(field: models.Field[Any, Any], value: object) -> bool:
+def _fits(field: Any, value: object, alias: str) -> bool:
     """Say whether `value` can be a value of `field`: a text that is no UUID names no event, and no error."""
-    target: Any = field.target_field if field.is_relation else field
+    target = field.target_field if field.is_relation else field
     try:
-        target.get_db_prep_value(target.to_python(value), connections["default"])
+        target.get_db_prep_value(target.to_python(value), connections[alias])
     except (ValidationError, ValueError, TypeError, OverflowError):
         return False
     return True

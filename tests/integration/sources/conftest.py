@@ -8,8 +8,8 @@ import psycopg
 import pytest
 from django.db import connection, connections, models
 
-from tests.support.processes import database_url
 from tests.integration.sources import shapes
+from tests.support.processes import database_url
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ class Reader:
     def look_until_quiet(self, limit: int = 1_000) -> list[int]:
         """Fetch until nothing comes any more; return everything that came."""
         found: list[int] = []
-        while new := self.look(limit=limit) or not self.last.caught_up and self.look(limit=limit):
+        while new := self.look(limit=limit) or (not self.last.caught_up and self.look(limit=limit)):
             found += new
         return found
 

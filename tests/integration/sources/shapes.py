@@ -34,7 +34,7 @@ class PlainEvent(Shape):
     metadata = models.JSONField(null=True)
     occurred_at = models.DateTimeField(null=True)
     correlation_id = models.UUIDField(null=True)
-    causation_id = models.TextField(null=True)  # noqa: DJ001 - absent is not empty
+    causation_id = models.TextField(null=True)
 
     class Meta:
         app_label = "shapes"

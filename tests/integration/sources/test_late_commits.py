@@ -12,7 +12,14 @@ import pytest
 from scriba.sources import TableSource
 from tests.integration.sources.conftest import run
 from tests.integration.sources.reading import Reader, append
-from tests.integration.sources.shapes import NO_TRIGGER, PARTITIONED, PlainEvent, TRIGGER, PartitionedEvent, TriggeredEvent
+from tests.integration.sources.shapes import (
+    NO_TRIGGER,
+    PARTITIONED,
+    TRIGGER,
+    PartitionedEvent,
+    PlainEvent,
+    TriggeredEvent,
+)
 from tests.support.processes import database_url
 from tests.support.waiting import wait_until
 

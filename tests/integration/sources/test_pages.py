@@ -20,7 +20,15 @@ from scriba.sources import TableSource
 from tests.integration.sources.conftest import run
 from tests.integration.sources.reading import IDENTITY, Reader
 from tests.integration.sources.shapes import (
-    NO_ZERO, ZERO, BinaryEvent, ChildEvent, PlainEvent, StreamRow, TextEvent, UuidEvent, ZeroEvent,
+    NO_ZERO,
+    ZERO,
+    BinaryEvent,
+    ChildEvent,
+    PlainEvent,
+    StreamRow,
+    TextEvent,
+    UuidEvent,
+    ZeroEvent,
 )  # fmt: skip
 
 
