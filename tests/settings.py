@@ -1,4 +1,4 @@
-"""Django settings of the test suite. The database comes from tests/conftest.py, which sets DATABASE_URL."""
+"""Django settings of the test suite. The database comes from tests/support/server.py, which sets DATABASE_URL."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ INSTALLED_APPS = [
     "django.contrib.postgres",
     "scriba",
     "tests.testapp",
+    "tests.property_db.folding.app",
 ]
 #: Apps that other test packages bring along (a test package with models lists itself here).
 INSTALLED_APPS += [app for app in os.environ.get("SCRIBA_TEST_APPS", "").split(",") if app]

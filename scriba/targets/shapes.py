@@ -1,0 +1,308 @@
+"""Everything about a model that is worked out once: whether and how its writes fold, and the SQL for it.
+
+A `Shape` joins what the model says (fields, conversions, relations) with what the database says (`catalog.py`).
+Always holds: a model, a column or a key that is not understood does not fold; the reason is kept in words
+(`Shape.obstacle`). Must not execute writes.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from django.apps import apps
+from django.core.exceptions import FieldDoesNotExist
+from django.db import models
+from django.db.models.deletion import Collector
+from django.db.models.expressions import DatabaseDefault
+from django.db.models.signals import post_delete, pre_delete
+
+from scriba.targets.catalog import TableFacts, facts_of
+from scriba.targets.columns import Column, quoted
+from scriba.targets.kinds import KEY_KINDS, TIMESTAMP, NotFoldable
+from scriba.targets.layers import Entry, Use
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+__all__ = ["InsertPlan", "Shape", "shape_of"]
+
+
+_NOTHING: Final[frozenset[Any]] = frozenset()
+
+Key = str | tuple[str, ...]  #: the text of a row's key; several texts when several columns make it
+
+
+class InsertPlan(NamedTuple):
+    """How rows with one set of given columns are inserted. `uses`: what such a row shares with others."""
+
+    columns: tuple[tuple[int, Column], ...]  #: with their places among the model's columns
+    uses: tuple[Use, ...]
+
+
+_shapes: WeakKeyDictionary[Any, dict[type[models.Model], Shape]] = WeakKeyDictionary()
+
+
+def shape_of(connection: BaseDatabaseWrapper, model: type[models.Model]) -> Shape:
+    """Return the shape of `model`, compiled anew when the connection to the server sees other facts."""
+    shapes = _shapes.setdefault(connection, {})
+    facts = facts_of(connection, model._meta.db_table)
+    shape = shapes.get(model)
+    if shape is None or (shape.facts is not facts and shape.facts != facts):
+        shape = shapes[model] = Shape(model, facts, connection)
+    return shape
+
+
+class Shape:
+    """A model on one connection: a `Table` for the layers."""
+
+    def __init__(self, model: type[models.Model], facts: TableFacts, connection: BaseDatabaseWrapper) -> None:
+        opts = model._meta
+        self.model = model
+        self.facts = facts
+        self.table = quoted(connection, opts.db_table)
+        self.sql: dict[Any, str] = {}  #: statements.py keeps its texts here
+        self.columns = tuple(
+            Column(field, facts.columns.get(str(field.column)), connection)
+            for field in opts.concrete_fields
+            if not field.generated
+        )
+        by_field = {column.field: column for column in self.columns}
+        self.keys = tuple(by_field[field] for field in opts.pk_fields if field in by_field)
+        self.obstacle = _obstacle(model, facts, self.keys)
+        self.runs_foreign_code = any(column.is_foreign for column in self.columns)
+        self.automatic_key = opts.auto_field if opts.auto_field is opts.pk else None
+        self.fields = tuple(column.field for column in self.columns)
+        self.key_places = tuple(self.columns.index(key) for key in self.keys)
+        self._defaulted = tuple(place for place, column in enumerate(self.columns) if column.field.has_db_default())
+        self._attnames = tuple(column.attname for column in self.columns)
+        self._key_attnames = tuple(key.attname for key in self.keys)
+        self._plain = frozenset(column.attname for column in self.columns if not column.pre_save)
+        self._presaved = len(self._plain) < len(self.columns)
+        self._drawn_place = self.key_places[0] if self.automatic_key is not None and self.keys else None
+        self._key_words = _key_words(model)
+        self._fast_delete: bool | None = None
+        self._insert_plans: dict[Any, InsertPlan] = {}
+        self._takes_over: dict[Any, tuple[Column, ...] | None] = {}
+        self._update_plans: dict[tuple[str, ...], tuple[Column, ...] | None] = {}
+        self.update_uses = (Use("rows", "keyed"),) if self.automatic_key is not None else ()
+        self.delete_uses = (*self.update_uses, Use("exclusion", "delete")) if facts.has_exclusive else self.update_uses
+
+    # --- What the layers ask --------------------------------------------------------------------------
+
+    def may_overwrite(self, entry: Entry, columns: Iterable[Column]) -> bool:
+        """Say whether new values for `columns` in `entry` hide nothing that the database could have refused."""
+        writes_all = entry.op.value != "update"
+        for column in columns:
+            if column in entry.values:
+                if not column.accepts(entry.values[column]):
+                    return False
+            elif writes_all or column.is_guarded:
+                return False
+        return True
+
+    def may_forget(self, entry: Entry) -> bool:
+        """Say whether the database surely accepts everything in `entry`."""
+        return all(column.accepts(text) for column, text in entry.values.items())
+
+    # --- Keys -----------------------------------------------------------------------------------------
+
+    def key_in(self, lookups: object) -> Key | None:
+        """Return the key that `lookups`, an update's or delete's filter, names wholly; None for any other filter."""
+        if not isinstance(lookups, dict):
+            return None
+        if len(self.keys) == 1:
+            if len(lookups) != 1:
+                return None
+            ((word, value),) = lookups.items()
+            return _key_text(self.keys[0], value) if self._key_words.get(word) == 0 else None
+        if len(lookups) == 1 and "pk" in lookups and isinstance(lookups["pk"], tuple | list):
+            return self.key_of(lookups["pk"])
+        places = [self._key_words.get(word) for word in lookups]
+        if None in places or sorted(places) != list(range(len(self.keys))):  # type: ignore[type-var]
+            return None
+        values = dict(zip(places, lookups.values(), strict=True))
+        return self.key_of([values[place] for place in range(len(self.keys))])
+
+    def key_of(self, values: Sequence[Any]) -> Key | None:
+        """Return the canonical text of a key: equal for what the database calls equal. None: not known to be."""
+        if len(values) != len(self.keys):
+            return None
+        if len(values) == 1:
+            return _key_text(self.keys[0], values[0])
+        texts = tuple(_key_text(column, value) for column, value in zip(self.keys, values, strict=True))
+        return None if None in texts else texts  # type: ignore[return-value]
+
+    # --- Plans ----------------------------------------------------------------------------------------
+
+    def attributes(self, obj: models.Model) -> list[Any]:
+        """Return what is to be stored of `obj`, column by column. Raises `NotFoldable` when it is not all loaded."""
+        found = vars(obj)
+        for attname in self._key_attnames:
+            if found.get(attname) is None:
+                obj.pk = self.model._meta.pk.get_pk_value_on_save(obj)
+                break
+        if not self._presaved:
+            try:
+                return [found[attname] for attname in self._attnames]
+            except KeyError:
+                raise NotFoldable from None
+        if not found.keys() >= self._plain:
+            raise NotFoldable
+        return [
+            column.field.pre_save(obj, True) if column.pre_save else found[column.attname] for column in self.columns
+        ]
+
+    def left_to_the_database(self, attributes: Sequence[Any]) -> frozenset[Column]:
+        """Return the columns that the database gives their values: defaults of its own, and keys that it draws."""
+        places = [place for place in self._defaulted if type(attributes[place]) is DatabaseDefault]
+        if self._drawn_place is not None and attributes[self._drawn_place] is None:
+            places.append(self._drawn_place)
+        return frozenset(self.columns[place] for place in places) if places else _NOTHING
+
+    def insert_plan(self, left_out: frozenset[Column], takes_over: tuple[Column, ...] | None) -> InsertPlan | None:
+        """Return how a row is inserted whose `left_out` columns take the database's default. None: by the ORM."""
+        plan = self._insert_plans.get((left_out, takes_over))
+        if plan is None:
+            columns = tuple((place, column) for place, column in enumerate(self.columns) if column not in left_out)
+            given = {column.name for _place, column in columns}
+            calls = any(facts.calls for name, facts in self.facts.columns.items() if name not in given)
+            if not columns or calls or not all(column.folds for _place, column in columns):
+                return None
+            plan = InsertPlan(columns, self._insert_uses(left_out, takes_over))
+            self._insert_plans[left_out, takes_over] = plan
+        return plan
+
+    def update_columns(self, names: tuple[str, ...]) -> tuple[Column, ...] | None:
+        """Return the columns that an update of `names` sets, or None when the ORM has to write it."""
+        if names not in self._update_plans:
+            self._update_plans[names] = self._resolve(names)
+        return self._update_plans[names]
+
+    def takes_over(self, unique: tuple[str, ...] | None, update: tuple[str, ...] | None) -> tuple[Column, ...] | None:
+        """Return the columns that an upsert's existing row takes over, or None when the ORM has to write it."""
+        if (unique, update) not in self._takes_over:
+            self._takes_over[unique, update] = self._resolve_upsert(unique, update)
+        return self._takes_over[unique, update]
+
+    def folds_deletes(self) -> bool:
+        """Say whether a delete touches this table's row and nothing else: no cascade, no receiver of a signal."""
+        if self.facts.deletes_spread or pre_delete.has_listeners(self.model) or post_delete.has_listeners(self.model):
+            return False
+        if self._fast_delete is None:
+            rows = self.model._base_manager.all()
+            self._fast_delete = Collector(using=rows.db, origin=rows).can_fast_delete(rows)
+        return self._fast_delete
+
+    def _resolve_upsert(
+        self, unique: tuple[str, ...] | None, update: tuple[str, ...] | None
+    ) -> tuple[Column, ...] | None:
+        is_by_key = unique is None or {self._key_words.get(name) for name in unique} == set(range(len(self.keys)))
+        if self.facts.has_exclusive or not is_by_key:
+            return None
+        if update is None:
+            return tuple(column for column in self.columns if column not in self.keys)
+        return self._resolve(update)
+
+    def _resolve(self, names: tuple[str, ...]) -> tuple[Column, ...] | None:
+        columns: list[Column] = []
+        for name in names:
+            try:
+                field = self.model._meta.get_field(name)
+            except FieldDoesNotExist:
+                return None
+            column = next((column for column in self.columns if column.field is field), None)
+            if column is None or not column.folds or column.is_exclusive or column in self.keys or column in columns:
+                return None
+            columns.append(column)
+        return tuple(columns)
+
+    def _insert_uses(self, left_out: frozenset[Column], takes_over: tuple[Column, ...] | None) -> tuple[Use, ...]:
+        """Rows that draw from a sequence keep their order; one whose key is drawn might be any keyed row.
+
+        The mode of a draw is what makes a statement of its own: two statements in one layer would not keep the order.
+        """
+        uses = [*self.update_uses, *([Use("exclusion", "insert")] if self.facts.has_exclusive else [])]
+        given = {column.name for column in self.columns if column not in left_out}
+        if any(key in left_out for key in self.keys):
+            uses = [Use("rows", "drawn"), *(use for use in uses if use.thing != "rows")]
+        if any(facts.draws for name, facts in self.facts.columns.items() if name not in given):
+            uses.append(Use("sequence", (left_out, takes_over), ordered=True))
+        return tuple(uses)
+
+
+# --- Whether a model folds at all -------------------------------------------------------------------------
+
+
+def _obstacle(model: type[models.Model], facts: TableFacts, keys: tuple[Column, ...]) -> str:
+    """Return why no write on `model` is folded, or "" when nothing is in the way."""
+    opts = model._meta
+    reasons = {
+        "a proxy model": opts.proxy,
+        "multi-table inheritance": bool(opts.parents),
+        "another model has the same table": _shares_its_table(model),
+        "a base manager of its own": type(model._base_manager) is not models.Manager,
+        "order_with_respect_to": opts.order_with_respect_to is not None,
+        facts.obstacle: bool(facts.obstacle),
+        "the primary key is not the table's": facts.primary_key != {key.name for key in keys} or not keys,
+        "a primary key whose equality is not known": not all(_has_known_equality(key, facts) for key in keys),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _shares_its_table(model: type[models.Model]) -> bool:
+    same = [
+        other
+        for other in apps.get_models(include_auto_created=True, include_swapped=True)
+        if other._meta.db_table == model._meta.db_table and not other._meta.proxy
+    ]
+    return len(same) > 1
+
+
+def _has_known_equality(key: Column, facts: TableFacts) -> bool:
+    told = facts.columns.get(key.name)
+    exact = key.field.get_lookup("exact")
+    return (
+        told is not None
+        and told.type in KEY_KINDS
+        and not told.merges_equals
+        and key.folds
+        and not key.is_foreign
+        and exact is not None
+        and exact.__module__.startswith("django.")
+    )
+
+
+# --- Keys as canonical texts ------------------------------------------------------------------------------
+
+
+def _key_words(model: type[models.Model]) -> dict[str, int]:
+    """Return the lookups that name a whole key column, with the column's place in the key."""
+    words = {}
+    fields = model._meta.pk_fields
+    for place, field in enumerate(fields):
+        names = [field.name, field.attname, *(["pk"] if len(fields) == 1 else [])]
+        for name in names:
+            words[name] = words[f"{name}__exact"] = place
+    return words
+
+
+_KEY_TYPES: Final = (int, str, uuid.UUID, datetime.date, datetime.datetime)
+
+
+def _key_text(column: Column, value: Any) -> str | None:
+    kind = type(value)
+    if kind not in _KEY_TYPES and not (isinstance(value, str) and isinstance(value, enum.Enum)):
+        return None
+    if kind is datetime.datetime:
+        if value.utcoffset() is None:
+            return None
+        value = value.astimezone(datetime.UTC)
+    elif column.element == TIMESTAMP:
+        return None
+    text = column.text(value)
+    return text if text is not None and column.fits(text) else None

@@ -1,0 +1,190 @@
+"""One SQL statement for many rows: text compiled once per model and column set, values bound as array literals.
+
+Every statement joins the table with ``unnest`` of the rows' columns. Updates and deletes say ``key = ANY (…)`` beside
+the join: with the literal in the text the planner knows how many rows to expect and takes the index, without it a
+large table may be read whole. Always holds: nothing here chooses what goes together or in which order (`layers.py`
+does); each statement touches a row once. Must not keep server-side state, because poolers may hand out another
+server connection afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from scriba.targets.layers import Entry, Op
+from scriba.targets.literals import array_literal
+
+if TYPE_CHECKING:
+    from scriba.targets.columns import Column
+    from scriba.targets.shapes import Shape
+
+__all__ = ["MAX_BYTES", "execute_layer", "forbid_cached_plans"]
+
+MAX_BYTES: Final = 4_000_000  #: characters of values in one statement; more rows are split, never a single row
+
+
+def forbid_cached_plans(connection: Any, cursor: Any) -> None:
+    """Keep the server from planning these statements for an empty table and keeping the plan.
+
+    Only a driver that prepares statements on the server can run into that; Django's default binds on the client.
+    """
+    options = connection.settings_dict.get("OPTIONS") or {}
+    if options.get("server_side_binding") and connection.connection.prepare_threshold is not None:
+        cursor.execute("SET LOCAL plan_cache_mode = force_custom_plan")
+
+
+def execute_layer(cursor: Any, layer: Sequence[Entry]) -> int:
+    """Write one layer. Return how many declared updates and deletes found no row."""
+    groups: dict[Any, list[Entry]] = {}
+    for entry in layer:
+        groups.setdefault((entry.table, entry.op, entry.takes_over, *entry.values), []).append(entry)
+    return sum(_execute(cursor, entries) for entries in groups.values())
+
+
+def _execute(cursor: Any, entries: list[Entry]) -> int:
+    first = entries[0]
+    if first.op in _KEYED and len(entries) > 1:
+        entries.sort(key=_key)  # two workers lock shared rows in one order
+    parameters = _BINDERS[first.op](entries)
+    if len(entries) > 1 and sum(map(len, parameters)) > MAX_BYTES:
+        half = len(entries) // 2
+        return _execute(cursor, entries[:half]) + _execute(cursor, entries[half:])
+    cursor.execute(_statement(first, _needs_count(first.op, entries)), parameters)
+    return _AFTERWARDS[first.op](cursor, entries)
+
+
+# --- Text -------------------------------------------------------------------------------------------------
+
+
+def _statement(first: Entry, returns_places: bool) -> str:  # noqa: FBT001 - one of two texts
+    shape: Any = first.table
+    known = (first.op, first.takes_over, tuple(first.values), returns_places, first.obj is not None)
+    sql: str | None = shape.sql.get(known)
+    if sql is None:
+        sql = shape.sql[known] = _COMPILERS[first.op](shape, first, returns_places)
+    return sql
+
+
+def _insert_text(shape: Shape, first: Entry, _returns_places: bool) -> str:  # noqa: FBT001
+    columns: Sequence[Column] = tuple(first.values)
+    names = ", ".join(column.quoted for column in columns)
+    values = ", ".join(f"v.c{place}{column.cast}" for place, column in enumerate(columns))
+    sql = f"INSERT INTO {shape.table} ({names}) SELECT {values} FROM {_unnested(columns, 'c')}"
+    return sql + (f" RETURNING {shape.keys[0].quoted}" if first.obj is not None else "")
+
+
+def _upsert_text(shape: Shape, first: Entry, returns_places: bool) -> str:  # noqa: FBT001
+    key = ", ".join(column.quoted for column in shape.keys)
+    taken = ", ".join(f"{column.quoted} = EXCLUDED.{column.quoted}" for column in first.takes_over or ())
+    action = f"DO UPDATE SET {taken}" if taken else "DO NOTHING"
+    return f"{_insert_text(shape, first, returns_places)} ON CONFLICT ({key}) {action}"
+
+
+def _update_text(shape: Shape, first: Entry, returns_places: bool) -> str:  # noqa: FBT001
+    columns: Sequence[Column] = tuple(first.values)
+    sets = ", ".join(f"{column.quoted} = v.c{place}{column.cast}" for place, column in enumerate(columns))
+    source = _keyed_source(shape, columns, returns_places)
+    return f"UPDATE {shape.table} AS t SET {sets} FROM {source} WHERE {_same_row(shape)}{_places(returns_places)}"
+
+
+def _delete_text(shape: Shape, _first: Entry, returns_places: bool) -> str:  # noqa: FBT001
+    source = _keyed_source(shape, (), returns_places)
+    return f"DELETE FROM {shape.table} AS t USING {source} WHERE {_same_row(shape)}{_places(returns_places)}"
+
+
+def _unnested(columns: Sequence[Column], prefix: str) -> str:
+    arrays = ", ".join(f"%s::{column.element}[]" for column in columns)
+    names = ", ".join(f"{prefix}{place}" for place in range(len(columns)))
+    return f"unnest({arrays}) AS v({names})"
+
+
+def _keyed_source(shape: Shape, columns: Sequence[Column], returns_places: bool) -> str:  # noqa: FBT001
+    arrays = ", ".join(f"%s::{column.element}[]" for column in (*shape.keys, *columns))
+    names = ", ".join(
+        [*(f"k{place}" for place in range(len(shape.keys))), *(f"c{place}" for place in range(len(columns)))]
+    )
+    if returns_places:
+        return f"unnest({arrays}) WITH ORDINALITY AS v({names}, place)"
+    return f"unnest({arrays}) AS v({names})"
+
+
+def _same_row(shape: Shape) -> str:
+    joins = [f"t.{key.quoted} = v.k{place}" for place, key in enumerate(shape.keys)]
+    known = [f"t.{key.quoted} = ANY (%s::{key.element}[])" for key in shape.keys]
+    return " AND ".join(joins + known)
+
+
+def _places(returns_places: bool) -> str:  # noqa: FBT001
+    return " RETURNING v.place" if returns_places else ""
+
+
+# --- Parameters -------------------------------------------------------------------------------------------
+
+
+def _rows(entries: Sequence[Entry]) -> list[str]:
+    return [array_literal(texts) for texts in zip(*[entry.values.values() for entry in entries], strict=True)]
+
+
+def _keys(entries: Sequence[Entry]) -> list[str]:
+    keys: list[Any] = [entry.key for entry in entries]
+    return (
+        [array_literal(texts) for texts in zip(*keys, strict=True)]
+        if isinstance(keys[0], tuple)
+        else [array_literal(keys)]
+    )
+
+
+def _updated(entries: Sequence[Entry]) -> list[str]:
+    keys = _keys(entries)
+    return [*keys, *_rows(entries), *keys]
+
+
+def _deleted(entries: Sequence[Entry]) -> list[str]:
+    return _keys(entries) * 2
+
+
+# --- What came of it --------------------------------------------------------------------------------------
+
+
+def _needs_count(op: Op, entries: Sequence[Entry]) -> bool:
+    """Say whether the row count is not enough: an entry that stands for several writes counts as many."""
+    return op in _KEYED and any(entry.count > 1 for entry in entries)
+
+
+def _count_unmatched(cursor: Any, entries: Sequence[Entry]) -> int:
+    if cursor.rowcount == len(entries):
+        return 0
+    if not _needs_count(entries[0].op, entries):
+        return len(entries) - int(cursor.rowcount)
+    found = {place for (place,) in cursor.fetchall()}
+    return sum(entry.count for place, entry in enumerate(entries, 1) if place not in found)
+
+
+def _hand_out_keys(cursor: Any, entries: Sequence[Entry]) -> int:
+    """Tell instances the keys that the database drew, because others may be waiting to refer to them."""
+    if entries[0].obj is not None:
+        for entry, (key,) in zip(entries, cursor.fetchall(), strict=True):
+            shape: Any = entry.table
+            setattr(entry.obj, shape.keys[0].attname, key)
+    return 0
+
+
+def _key(entry: Entry) -> Any:
+    return entry.key
+
+
+def _nothing(_cursor: Any, _entries: Sequence[Entry]) -> int:
+    return 0
+
+
+_KEYED: Final = (Op.UPDATE, Op.DELETE)
+_COMPILERS: Final[dict[Op, Callable[[Any, Entry, bool], str]]] = {
+    Op.INSERT: _insert_text, Op.UPDATE: _update_text, Op.DELETE: _delete_text, Op.UPSERT: _upsert_text,
+}  # fmt: skip
+_BINDERS: Final[dict[Op, Callable[[Sequence[Entry]], list[str]]]] = {
+    Op.INSERT: _rows, Op.UPDATE: _updated, Op.DELETE: _deleted, Op.UPSERT: _rows,
+}  # fmt: skip
+_AFTERWARDS: Final[dict[Op, Callable[[Any, Sequence[Entry]], int]]] = {
+    Op.INSERT: _hand_out_keys, Op.UPDATE: _count_unmatched, Op.DELETE: _count_unmatched, Op.UPSERT: _nothing,
+}  # fmt: skip
