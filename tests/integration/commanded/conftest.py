@@ -12,11 +12,15 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from scriba.connection import OwnConnection
 from scriba.protocols import Identity, Shard
 from scriba.sources.commanded_subscription import CommandedSubscription
 from tests.support.commanded import Store, source_of
+from tests.support.world import World
 
 _numbers = itertools.count(1)
+
+SCRIBA_TABLES = ("scriba_positions", "scriba_dead_letters", "scriba_projections", "scriba_segments")
 
 MakeStore = Callable[..., Store]
 Subscribe = Callable[..., CommandedSubscription]
@@ -73,3 +77,22 @@ def subscribe(identity: Identity) -> Iterator[Subscribe]:
             return subscription
 
         yield open_one
+
+
+@pytest.fixture
+def world(db: None, scratch_name: str) -> Iterator[World]:
+    """A world whose rows the engine commits under a name of its own; they are deleted afterwards.
+
+    The test itself looks from inside a transaction, and commits nothing, unless it asks for `transactional_db`.
+    """
+    yield World(scratch_name)
+    rows = OwnConnection("default")
+    rows.rows(
+        "DELETE FROM scriba_lanes USING scriba_segments AS segment "
+        "WHERE segment.id = segment_id AND segment.projection_name = %s",
+        [scratch_name],
+    )
+    for table in SCRIBA_TABLES:
+        rows.rows(f"DELETE FROM {table} WHERE projection_name = %s", [scratch_name])
+    rows.rows("DELETE FROM testapp_applied WHERE projection = %s", [scratch_name])
+    rows.close()

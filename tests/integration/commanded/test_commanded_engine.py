@@ -21,11 +21,6 @@ NAME = "accounts"
 SHARED = {"checkpoint": "shared", "subscription_name": NAME}
 
 
-@pytest.fixture
-def world(transactional_db: None, scratch_name: str) -> World:
-    return World(scratch_name)
-
-
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: Any) -> None:
     """Refused locks are tried again soon, and held ones checked often."""
@@ -156,7 +151,7 @@ def test_a_handler_that_fails_dead_letters_the_event_with_its_traceback(world: W
 
     def handler(data: Any, meta: Any) -> Any:
         if not isinstance(data["n"], int):
-            raise PermanentFailure(f"no number: {data['n']!r}")  # noqa: EM102
+            raise PermanentFailure(f"no number: {data['n']!r}")
         return note(world.name)(data, meta)
 
     assert world.run(reading(world, store, handler)) == 0
@@ -209,7 +204,7 @@ def test_elixir_takes_over_only_what_is_not_in_flight(world: World, store: Any) 
             assert lock(store, 1) is None
             pause.wait(0.01)
         gate.set()
-        wait_until(lambda: handle._coordinator.ended.is_set(), what="the end")
+        wait_until(handle._coordinator.ended.is_set, what="the end")
 
     node = lock(store, 1)
     assert node is not None
@@ -319,7 +314,9 @@ def test_a_reader_waits_for_a_stream_version(world: World, store: Any, registere
 
 def test_a_skipped_event_is_waited_for_too(world: World, store: Any, registered: Any) -> None:
     """An event that the handler skips, or the source filters out, counts as settled."""
-    projection = registered(reading(world, store, lambda data, meta: Skip(), event_types=frozenset({"Elixir.Shop.Placed"})))
+    projection = registered(
+        reading(world, store, lambda data, meta: Skip(), event_types=frozenset({"Elixir.Shop.Placed"}))
+    )
     store.append("a", [Recorded(), Recorded(type="Other")])
 
     with world.running(projection):
