@@ -7,9 +7,11 @@ import sys
 import uuid
 
 import pytest
+from django.apps import apps
 from django.db import DataError, IntegrityError, OperationalError, connection, connections, models, transaction
 from django.db.models import F, Q
-from django.db.models.signals import post_delete, pre_delete
+from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
+from django.test.utils import isolate_apps
 
 from scriba import Delete, Insert, Update, Upsert
 from scriba.targets import catalog, statements
@@ -171,6 +173,22 @@ def test_updates_find_their_rows_by_index(buffer, executed):
     assert plans
     assert not [line for line in plans if "Seq Scan on folding_plain" in line], "\n".join(plans)
     assert buffer.unmatched == 0
+
+
+def test_rows_are_locked_in_the_order_of_their_keys(buffer):
+    """Two workers that update the same rows ask for them in one order, so that neither waits for the other for ever."""
+    keys = []
+
+    def watch(execute, sql, params, many, context):
+        keys.append(params[0])
+        return execute(sql, params, many, context)
+
+    add(
+        buffer, *[Update(Plain, {"id": key}, number=1) for key in "bca"], *[Delete(Plain, {"id": key}) for key in "zxy"]
+    )
+    with connection.execute_wrapper(watch):
+        buffer.flush()
+    assert keys == ['{"a","b","c"}', '{"x","y","z"}']
 
 
 def test_server_side_plans_are_made_for_each_statement(buffer, executed, monkeypatch):
@@ -394,6 +412,52 @@ def shape_of_facts(model, facts):
     return Shape(model, facts, connections["default"])
 
 
+@pytest.mark.parametrize("action", ["CASCADE", "SET NULL", "RESTRICT"])
+def test_deletes_that_the_database_spreads_are_alone(action):
+    """Where a foreign key makes the database change other rows, or look at them, a delete is a barrier."""
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "CREATE TABLE folding_heir (id uuid REFERENCES folding_uuidkey"
+                f" ON DELETE {action} DEFERRABLE INITIALLY DEFERRED)"
+            )
+        shape = shape_of_facts(UuidKey, _facts_now("folding_uuidkey"))
+        transaction.set_rollback(True)
+    assert shape.obstacle == ""
+    assert not shape.folds_deletes()
+    assert shape_of(connections["default"], UuidKey).folds_deletes()
+
+
+def test_a_default_that_may_read_anything_is_the_orms():
+    """A column that is left to a function of one's own is not inserted by sets."""
+    change = (
+        "CREATE FUNCTION f() RETURNS int LANGUAGE sql RETURN 1;"
+        "ALTER TABLE folding_uuidkey ADD COLUMN extra int DEFAULT f()"
+    )
+    usual, calling = shape_of(connections["default"], UuidKey), shape_of_facts(UuidKey, _facts_after(change))
+    assert usual.insert_plan(frozenset(), None) is not None
+    assert calling.insert_plan(frozenset(), None) is None
+    assert calling.update_columns(("number",)) is not None
+
+
+@isolate_apps("tests.property_db.folding.app")
+def test_a_table_with_two_models_is_never_folded(monkeypatch):
+    """Two models of one table would give one row two names."""
+
+    class Mirror(models.Model):
+        id = models.UUIDField(primary_key=True)
+
+        class Meta:
+            app_label = "folding"
+            db_table = "folding_uuidkey"
+            managed = False
+
+    everything = apps.get_models()
+    monkeypatch.setattr(apps, "get_models", lambda **_kwargs: [*everything, Mirror])
+    facts = shape_of(connections["default"], UuidKey).facts
+    assert shape_of_facts(UuidKey, facts).obstacle == "another model has the same table"
+
+
 def test_a_key_of_a_caseless_collation_is_not_known():
     """Where the database calls different texts equal, a text does not name a row."""
     facts = shape_of(connections["default"], Plain).facts
@@ -551,6 +615,57 @@ def test_objects_with_code_of_their_own_are_asked_once(buffer):
     buffer.flush()
     assert CallsField.calls == 2
     assert sorted(shapes.Asked.objects.values_list("id", "calls")) == [(1, 1), (2, 2)]
+
+
+@pytest.mark.case("C6")
+def test_upserts_mean_what_bulk_create_means():
+    """Given fields, no other fields, keys left to the database, values that are the ORM's: all as Django does it."""
+    outcome = assert_equivalent(
+        lambda: [
+            Upsert(Plain(id="a", name="new", number=2), update_fields=["number"]),
+            Upsert(Plain(id="a", name="new", number=3), unique_fields=["id"], update_fields=["number", "name"]),
+            Upsert(Plain(id="a", name="never"), update_fields=[]),
+            Upsert(Plain(id="b", payload=models.Value(None, models.JSONField()))),
+            Upsert(Plain(id="b", number=models.Value(7)), update_fields=["number"]),
+            Upsert(shapes.Label(id=1, content_type_id=1, object_id=2)),
+            Upsert(Drawn(name="x"), update_fields=["name"]),
+            Upsert(Drawn(id=1, name="y")),
+            Upsert(Composite(shop="s", day=datetime.date(2024, 1, 1), total=1)),
+            Upsert(Composite(shop="s", day=datetime.date(2024, 1, 1), total=2), unique_fields=["day", "shop"]),
+            Upsert(Unique(id=1, code="x", note="1")),
+            Upsert(Unique(id=2, code="x", note="2"), unique_fields=["code"], update_fields=["note"]),
+            Upsert(shapes.Defaulting(id=1)),
+            Upsert(shapes.Defaulting(id=1, state="set")),
+        ],
+        [Plain, shapes.Label, Drawn, Composite, Unique, shapes.Defaulting],
+        seeds=lambda: [Insert(Plain(id="a", name="old", number=1))],
+    )
+    assert outcome.error is None
+
+
+@pytest.mark.case("C6")
+def test_no_save_signal_is_sent_for_any_model(buffer):
+    """Declared writes send no save signals, also where a row has several tables."""
+    told = []
+
+    def receiver(sender, **_kwargs):
+        told.append(sender)
+
+    for signal in (pre_save, post_save):
+        signal.connect(receiver)
+    try:
+        add(
+            buffer,
+            Insert(Plain(id="a")),
+            Insert(shapes.Restaurant(name="x")),
+            Upsert(shapes.Restaurant(pk=9, name="y")),
+        )
+        buffer.flush()
+    finally:
+        for signal in (pre_save, post_save):
+            signal.disconnect(receiver)
+    assert told == []
+    assert shapes.Restaurant.objects.count() == 2
 
 
 @pytest.mark.case("C6")
