@@ -13,18 +13,21 @@ The third-party package is imported absolutely and late: importing Scriba, or th
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from django.core.checks import Error
 
+from scriba.conf import scriba_settings
 from scriba.exceptions import ConfigurationError, did_you_mean
 from scriba.protocols import Head, Page, Shard
 from scriba.sources.eventsourcing_applications import ApplicationLoader, require_library, topics_of
 from scriba.sources.eventsourcing_decoding import MapperCodec
 from scriba.sources.eventsourcing_errors import is_transient
-from scriba.sources.eventsourcing_logs import OrderedLog, SQLiteLog
+from scriba.sources.eventsourcing_logs import Look, OrderedLog, SQLiteLog
 from scriba.sources.eventsourcing_postgres import PostgresLog
 
 if TYPE_CHECKING:
@@ -44,6 +47,9 @@ WAKEUPS: Final = ("listen", "poll")
 GAPS: Final = ("auto", "ordered")
 STARTS: Final = ("origin", "current")
 BLOCKED_POLL_S: Final = 0.01  #: while positions are held back: the end of a foreign transaction sends no notice
+SHARE_IN_A_PAGE: Final = 4  #: a page may hold this part of the bytes in flight
+FIRST_PAGE: Final = 100  #: rows, before anything is known about their weight
+GROWTH: Final = 4  #: a page asks for at most so many times the rows of the one before
 
 POSTGRES_RECORDER: Final = "eventsourcing.postgres.PostgresApplicationRecorder"
 SQLITE_RECORDER: Final = "eventsourcing.sqlite.SQLiteApplicationRecorder"
@@ -194,6 +200,7 @@ class LogSubscription:
         self._log = log
         self._codec = codec
         self._judge = judge
+        self._appetite = FIRST_PAGE  #: rows to ask for
         self.closing = ExitStack()  #: everything that ends with the subscription
         self._after = self._first(shard.resume, start_from)
         self._head: tuple[int, datetime | None] = (-1, None)
@@ -207,12 +214,30 @@ class LogSubscription:
         return after
 
     def fetch(self, limit: int, timeout: float) -> Page:
-        look = self._log.look(self._after, limit)
+        asked = min(limit, self._appetite)
+        look = self._log.look(self._after, asked)
         if not look.found and look.scanned <= self._after and timeout > 0:
             self._log.wait(min(timeout, BLOCKED_POLL_S) if look.blocked else timeout)
-            look = self._log.look(self._after, limit)
+            look = self._log.look(self._after, asked)
+        events = [self._codec.event(stored, stored.id) for stored in look.found]
+        kept = self._within_budget(events)
+        if kept < len(events):
+            look = Look(look.found[:kept], events[kept - 1].position, caught_up=False)
         self._after = look.scanned
-        return Page([self._codec.event(stored, stored.id) for stored in look.found], look.scanned, look.caught_up)
+        return Page(events[:kept], look.scanned, look.caught_up)
+
+    def _within_budget(self, events: Sequence[Event]) -> int:
+        """Return how many of `events` fit into a page, at least one, and ask for more or fewer rows next time.
+
+        A recorder can be asked for rows only, so pages begin small and grow with what rows have weighed so far.
+        """
+        budget = scriba_settings().max_bytes_in_flight // SHARE_IN_A_PAGE
+        totals = list(accumulate(event.size for event in events))
+        kept = max(1, bisect_right(totals, budget))
+        if totals:
+            fitting = budget * len(totals) // max(totals[-1], 1)
+            self._appetite = max(1, min(fitting, self._appetite * GROWTH))
+        return min(kept, len(events))
 
     def head(self, partition: str = "") -> Head | None:
         """Return the highest recorded position and its time; also the moment to notice that the log was replaced."""

@@ -82,26 +82,47 @@ def postgres_store(db: None) -> Iterator[Store]:
         connection.execute(f"DROP SCHEMA {schema} CASCADE")
 
 
+class UmaServer:
+    """A UmaDB server, which comes with the wheel of its client. Can be stopped and started again on its file."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        arguments = ["umadb", "--db-path", str(folder / "uma"), "--listen", self.address]
+        self._code = f"import umadb; umadb.run_server_from_args({arguments!r})"
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-c", self._code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert process.stdout is not None
+        assert any("is listening" in line for line in process.stdout), "the UmaDB server did not start"
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            process.communicate(timeout=10)
+
+
 @pytest.fixture
-def umadb_store(tmp_path: Path) -> Iterator[Store]:
-    """A UmaDB server: it comes with the wheel of its client."""
-    umadb = pytest.importorskip("umadb", reason="pip install umadb")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    code = f"import umadb; umadb.run_server_from_args(['umadb', '--db-path', {str(tmp_path / 'uma')!r}, '--listen', '{address}'])"
-    server = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        assert server.stdout is not None
-        assert any("is listening" in line for line in server.stdout), "the UmaDB server did not start"
-        factory = "tests.integration.eventsourcing.umadb_recorder:UmaFactory"
-        env = {"PERSISTENCE_MODULE": factory, "UMADB_URI": f"http://{address}"}
-        yield Store("umadb", env, {"gaps": "ordered", "transient_errors": [umadb.TransportError]})
-    finally:
-        server.terminate()
-        server.wait(10)
-        if server.stdout is not None:
-            server.stdout.close()
+def umadb_server(tmp_path: Path) -> Iterator[UmaServer]:
+    pytest.importorskip("umadb", reason="pip install umadb")
+    server = UmaServer(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def umadb_store(umadb_server: UmaServer) -> Store:
+    import umadb
+
+    factory = "tests.integration.eventsourcing.umadb_recorder:UmaFactory"
+    env = {"PERSISTENCE_MODULE": factory, "UMADB_URI": f"http://{umadb_server.address}"}
+    return Store("umadb", env, {"gaps": "ordered", "transient_errors": [umadb.TransportError]})
 
 
 @pytest.fixture(params=["postgres", "sqlite", "umadb"])

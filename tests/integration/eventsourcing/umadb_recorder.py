@@ -113,8 +113,15 @@ def _notification(found: umadb.SequencedEvent) -> Notification:
     _, originator_id, version = next(tag for tag in found.event.tags if tag.startswith("version:")).split(":")
     return Notification(
         id=found.position,
-        originator_id=UUID(originator_id),
+        originator_id=_parsed(originator_id),
         originator_version=int(version),
         topic=found.event.event_type,
         state=bytes(found.event.data),
     )
+
+
+def _parsed(originator_id: str) -> UUID | str:
+    try:
+        return UUID(originator_id)
+    except ValueError:
+        return originator_id
