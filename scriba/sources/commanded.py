@@ -212,6 +212,6 @@ def _one_of(option: str, value: object, accepted: Sequence[str]) -> str:
 
 def _start(value: object) -> str | int:
     if value in STARTS or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
-        return value  # type: ignore[return-value]
+        return value
     msg = f"CommandedSource: start_from must be 'origin', 'current', or a number of 0 or more, not {value!r}."
     raise ConfigurationError(msg)

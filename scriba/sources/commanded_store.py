@@ -228,7 +228,7 @@ class Statements:
         self.position_of_version = self._fill(_POSITION_OF_VERSION)
 
     def _fill(self, statement: str) -> sql.Composed:
-        return sql.SQL(statement).format(**self._parts)  # type: ignore[arg-type]
+        return sql.SQL(statement).format(**self._parts)
 
 
 #: The size of what will be sent, without reading what lies out of line: only a compressed jsonb has to be unpacked.

@@ -127,7 +127,7 @@ class _Reader:
 
     # --- containers ---------------------------------------------------------------------------------------
 
-    def map(self, depth: int) -> Any:
+    def map_or_struct(self, depth: int) -> Any:
         count = self._count(2, depth)
         entries: dict[Any, Any] = {}
         struct_name = None
@@ -143,7 +143,7 @@ class _Reader:
             entries[key] = self.term(depth + 1)
         return entries if struct_name is None else plain_struct(struct_name, entries)
 
-    def list(self, depth: int) -> list[Any]:
+    def proper_list(self, depth: int) -> list[Any]:
         items = [self.term(depth + 1) for _ in range(self._count(1, depth))]
         if self._data[self.at] != 106:  # noqa: PLR2004 - the empty list that ends a proper one
             msg = f"an improper list (byte {self.at}) has no counterpart here"
@@ -331,12 +331,12 @@ _READERS: Final[dict[int, Callable[[_Reader, int], Any]]] = {
     105: _Reader.large_tuple,
     106: _Reader.empty_list,
     107: _Reader.small_integers,
-    108: _Reader.list,
+    108: _Reader.proper_list,
     109: _Reader.binary,
     110: _Reader.small_big,
     111: _Reader.large_big,
     115: _Reader.small_atom_latin1,
-    116: _Reader.map,
+    116: _Reader.map_or_struct,
     118: _Reader.atom,
     119: _Reader.small_atom,
 }

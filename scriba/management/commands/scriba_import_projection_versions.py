@@ -140,7 +140,7 @@ def _write(projection: Projection, number: int) -> None:
     from scriba.models import Position, ProjectionState, Segment  # noqa: PLC0415 - needs the app registry
 
     alias = alias_of(projection)
-    key = {"projection_name": projection.name, "projection_version": projection.version}
+    key: dict[str, Any] = {"projection_name": projection.name, "projection_version": projection.version}
     with transaction.atomic(using=alias):
         state, _ = ProjectionState.objects.using(alias).get_or_create(**key)
         segment, _ = Segment.objects.using(alias).get_or_create(**key, partition="", slice_from=0)
