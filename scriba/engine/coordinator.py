@@ -137,20 +137,26 @@ class Coordinator:
         head = term.reader.head if term else None
         return Snapshot(
             self._identity,
-            self._status,
+            self._shown_status,
             term.watermark if term else self._saved,
             head.position if head else None,
             self._rate.value,
             term.settled if term else 0,
             term.in_flight if term else 0,
             term.stalled_s if term else 0.0,
-            self._failure or self._reason or (term.problem if term else ""),
+            self._ending or self._reason or (term.problem if term else ""),
         )
 
     @property
-    def _failure(self) -> str:
-        """Why this life ended badly; empty while it goes on and after a good end."""
-        return self.outcome.reason if self.outcome is not None and self.outcome.code else ""
+    def _shown_status(self) -> Status:
+        """A process that was told to leave is draining until it has left."""
+        leaving = self._stopping.is_set() and self._status not in {Status.NOT_RUNNING, Status.HALTED}
+        return Status.DRAINING if leaving else self._status
+
+    @property
+    def _ending(self) -> str:
+        """Why this life ended; empty while it goes on."""
+        return self.outcome.reason if self.outcome is not None else ""
 
     # --- the life -----------------------------------------------------------------------------------------
 

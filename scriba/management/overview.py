@@ -90,7 +90,7 @@ def _cells(info: Info) -> tuple[str, ...]:
         f"{info.name}:{info.version}",
         str(info.status),
         _number(info.watermark),
-        _number(info.head),
+        _number(_head(info)),
         _lag(info),
         f"{info.rate:,.0f}" if info.rate >= 1 else "-",
         _number(info.counters["applied"]),
@@ -98,6 +98,11 @@ def _cells(info: Info) -> tuple[str, ...]:
         _letters(info),
         info.owner or "-",
     )
+
+
+def _head(info: Info) -> int | None:
+    """The owner looks at the head now and then; what it has settled since is readable, too."""
+    return max((at for at in (info.head, info.watermark) if at is not None), default=None)
 
 
 def _lag(info: Info) -> str:

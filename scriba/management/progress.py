@@ -26,6 +26,7 @@ LINE_EVERY_S: Final = 5.0  #: so often a catch-up is worth a plain line
 ORDINARY_S: Final = 2.0  #: a head that will be reached so soon is no catch-up
 WINDOW_S: Final = 5.0  #: span that the speed of the watermark is taken from
 BAR_WIDTH: Final = 28
+WIDTHS: Final = (0, 12, 0, 4, 15, 0)  #: least widths of the live table: it should not jump while numbers grow
 
 
 class Display(Protocol):
@@ -132,7 +133,7 @@ class BarDisplay:
 
         table = Table.grid(padding=(0, 2))
         for column in range(6):
-            table.add_column(no_wrap=True, justify="right" if column in {3, 4} else "left")
+            table.add_column(no_wrap=True, justify="right" if column in {3, 4} else "left", min_width=WIDTHS[column])
         for snapshot in snapshots:
             track = self._tracks[snapshot.identity]
             table.add_row(
@@ -157,16 +158,17 @@ STYLES: Final = {
 
 def sentence(snapshot: Snapshot, track: Track) -> str:
     """Return what a plain line says about a projection."""
-    parts = [str(snapshot.status)]
+    state = str(snapshot.status)
+    if snapshot.status is Status.NOT_RUNNING and snapshot.watermark is not None:
+        state = f"ended at position {snapshot.watermark:,}"
     if snapshot.reason:
-        parts.append(snapshot.reason)
-    elif track.behind == 0:
-        parts.append(f"caught up at position {snapshot.watermark:,}")
-    elif track.behind is not None:
-        parts.append(f"{track.fraction:.0%}, {_tail(snapshot, track)}")
-        if snapshot.rate >= 1:
-            parts.append(f"{snapshot.rate:,.0f} events/s")
-    return ", ".join(parts) if not snapshot.reason else ": ".join(parts)
+        return f"{state}: {snapshot.reason}"
+    if snapshot.status is not Status.RUNNING or track.behind is None:
+        return state
+    if track.behind == 0:
+        return f"{state}, caught up at position {snapshot.watermark:,}"
+    rate = f", {snapshot.rate:,.0f} events/s" if snapshot.rate >= 1 else ""
+    return f"{state}, {track.fraction:.0%}, {_tail(snapshot, track)}{rate}"
 
 
 def duration(seconds: float) -> str:
@@ -190,6 +192,8 @@ def _tail(snapshot: Snapshot, track: Track) -> str:
         return f"caught up at position {snapshot.watermark:,}"
     if track.behind is None:
         return ""
+    if snapshot.status is Status.NOT_RUNNING:
+        return f"ended at position {snapshot.watermark:,}, {track.behind:,} behind"
     left = track.seconds_left
     still = f", about {duration(left)} left" if left is not None else ""
     return f"{track.behind:,} behind{still}"

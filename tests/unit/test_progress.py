@@ -127,6 +127,17 @@ def test_a_source_without_a_head_makes_no_numbers(shown: Shown) -> None:
     assert lines == ["orders:1: initializing"]
 
 
+def test_the_end_is_said_with_its_position(shown: Shown) -> None:
+    """The last line says how far it came, and why it ended."""
+    lines, display, _ = shown
+
+    display([snapshot(1000)])
+    display([snapshot(1000, None, status=Status.DRAINING)])
+    display([snapshot(1000, None, status=Status.NOT_RUNNING, reason="caught up")])
+
+    assert lines[1:] == ["orders:1: draining", "orders:1: ended at position 1,000: caught up"]
+
+
 # --- numbers -----------------------------------------------------------------------------------------------------
 
 
