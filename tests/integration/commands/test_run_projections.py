@@ -16,6 +16,7 @@ from django.db import connection
 from scriba import info
 from scriba.models import DeadLetter
 from scriba.registry import all_projections
+from tests.integration.commands.conftest import Shell
 from tests.support.processes import manage, managed
 from tests.support.waiting import wait_until
 from tests.support.world import World
@@ -63,7 +64,7 @@ class Output:
 
 
 def test_until_caught_up_settles_everything_and_leaves(world: World) -> None:
-    """Exit code 0, every event applied once, and a line that says so."""
+    """A process of its own: exit code 0, every event applied once, and a line that says so."""
     positions = world.append_many(200)
 
     done = manage("run_projections", "noting", "--until-caught-up")
@@ -73,25 +74,24 @@ def test_until_caught_up_settles_everything_and_leaves(world: World) -> None:
     world.check(positions)
 
 
-def test_a_second_run_has_nothing_to_do(world: World) -> None:
+def test_a_second_run_has_nothing_to_do(world: World, shell: Shell) -> None:
     """Running it again applies nothing again."""
     positions = world.append_many(50)
 
     for _ in range(2):
-        assert manage("run_projections", "noting", "--until-caught-up").returncode == 0
+        shell("run_projections", "noting", "--until-caught-up")
 
     world.check(positions)
 
 
-def test_several_are_run_and_excluded(world: World) -> None:
+def test_several_are_run_and_excluded(world: World, shell: Shell) -> None:
     """No name means all; ``--exclude`` leaves some out."""
     world.append("s")
 
     others = [str(made.identity) for made in all_projections() if made.name not in {"noting", "serial"}]
 
-    done = manage("run_projections", "--until-caught-up", *(f"--exclude={name}" for name in others))
+    shell("run_projections", "--until-caught-up", *(f"--exclude={name}" for name in others))
 
-    assert done.returncode == 0
     assert set(Applied.objects.values_list("projection", flat=True)) == {"noting", "serial"}
 
 
@@ -163,43 +163,41 @@ def test_a_second_process_stands_by_and_says_so(world: World) -> None:
     assert re.search(r"standby: owned by \S+:\d+:\w+; takes over when it leaves", seen)
 
 
-def test_a_stopped_projection_is_said_and_started(world: World) -> None:
+def test_a_stopped_projection_is_said_and_started(world: World, shell: Shell) -> None:
     """A *stopped* wish survives a restart: the run says so and does nothing; ``--start`` wishes it running."""
     positions = world.append("s")
-    assert manage("scriba_stop", "noting").returncode == 0
+    shell("scriba_stop", "noting")
 
-    idle = manage("run_projections", "noting", "--until-caught-up")
+    idle = shell("run_projections", "noting", "--until-caught-up")
     nothing = world.applied()
-    started = manage("run_projections", "noting", "--until-caught-up", "--start")
+    shell("run_projections", "noting", "--until-caught-up", "--start")
 
-    assert idle.returncode == 0
-    assert "stopped on request" in idle.stdout
+    assert "stopped on request" in idle
     assert nothing == []
-    assert started.returncode == 0
     world.check(positions)
 
 
 @pytest.mark.case("D1", "D2")
-def test_control_from_another_process_is_followed(world: World) -> None:
+def test_control_from_another_process_is_followed(world: World, shell: Shell) -> None:
     """Pause, resume and stop reach the process within a second each; ``--wait`` returns when they have."""
     with managed("run_projections", "noting") as process:
         output = Output(process)
         output.until("running")
-        assert manage("scriba_pause", "noting", "--wait").returncode == 0
+        shell("scriba_pause", "noting", "--wait")
         output.until("paused on request")
-        assert manage("scriba_resume", "noting", "--wait").returncode == 0
-        assert manage("scriba_stop", "noting", "--wait").returncode == 0
+        shell("scriba_resume", "noting", "--wait")
+        shell("scriba_stop", "noting", "--wait")
         output.until("stopped on request")
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
 
 
 @pytest.mark.case("D10")
-def test_overrides_take_effect(world: World) -> None:
+def test_overrides_take_effect(world: World, shell: Shell) -> None:
     """``--parallelism`` and ``--batch-size`` change the run, not the declaration."""
     world.append_many(20)
 
-    assert manage("run_projections", "noting", "--until-caught-up", "--parallelism", "7", "--batch-size", "1").returncode == 0
+    shell("run_projections", "noting", "--until-caught-up", "--parallelism", "7", "--batch-size", "1")
 
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM scriba_lanes WHERE segment_id = %s", [world.segment.pk])
@@ -209,19 +207,19 @@ def test_overrides_take_effect(world: World) -> None:
 # --- failing -----------------------------------------------------------------------------------------------------
 
 
-def test_a_halt_ends_with_its_cause_and_the_cure(world: World) -> None:
+def test_a_halt_ends_with_its_cause_and_the_cure(world: World, shell: Shell) -> None:
     """Exit code 1 and one message: what happened, and the commands that leave a halt."""
     world.append("s")
     world.execute("ALTER TABLE testapp_applied RENAME TO away")
     try:
-        done = manage("run_projections", "noting", "--until-caught-up")
+        code, message = shell.refused("run_projections", "noting", "--until-caught-up")
     finally:
         world.execute("ALTER TABLE away RENAME TO testapp_applied")
 
-    assert done.returncode == 1
-    assert "noting:1 halted: " in done.stderr
-    assert "42P01" in done.stderr
-    assert "scriba_stop, then scriba_start" in done.stderr
+    assert code == 1
+    assert "noting:1 halted: " in message
+    assert "42P01" in message
+    assert "scriba_stop, then scriba_start" in message
     assert DeadLetter.objects.count() == 0
 
 
@@ -233,23 +231,39 @@ def test_an_unknown_name_is_refused(world: World) -> None:
     assert done.stderr.strip() == "CommandError: no projection 'notting' version 1; did you mean 'noting'?"
 
 
-def test_excluding_everything_is_refused(world: World) -> None:
+def test_excluding_everything_is_refused(shell: Shell) -> None:
     """There would be nothing to do, for ever."""
-    done = manage("run_projections", "noting", "--exclude", "noting")
+    code, message = shell.refused("run_projections", "noting", "--exclude", "noting")
+
+    assert code == 2
+    assert "--exclude names all of them" in message
+
+
+def test_a_misspelt_exclusion_is_refused(shell: Shell) -> None:
+    """It would run what was to be left out."""
+    code, message = shell.refused("run_projections", "--exclude", "notting")
+
+    assert code == 2
+    assert "did you mean 'noting'" in message
+
+
+def test_wrong_usage_is_refused(world: World) -> None:
+    """A process of its own: exit code 2 and no traceback, before anything starts."""
+    done = manage("run_projections", "noting", "--parallelism", "0")
 
     assert done.returncode == 2
-    assert "--exclude names all of them" in done.stderr
+    assert "at least 1 is needed, not 0" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--parallelism", "0"], ["--batch-size", "many"], ["--drain-timeout", "-1"], ["--unknown"]]
+    "arguments", [["--parallelism", "four"], ["--batch-size", "0"], ["--drain-timeout", "-1"], ["--drain-timeout", "nan"]]
 )
-def test_wrong_usage_is_refused(arguments: list[str], world: World) -> None:
-    """Exit code 2, before anything starts."""
-    done = manage("run_projections", "noting", *arguments)
+def test_a_number_is_a_number(arguments: list[str], shell: Shell) -> None:
+    """A mistyped override never means the declared value."""
+    _, message = shell.refused("run_projections", "noting", *arguments)
 
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+    assert "needed, not" in message
 
 
 def test_an_unreachable_database_is_one_message(world: World) -> None:
@@ -264,31 +278,31 @@ def test_an_unreachable_database_is_one_message(world: World) -> None:
 
 @pytest.mark.case("B13")
 @pytest.mark.parametrize("table", ["scriba_dead_letters", "scriba_lanes"])
-def test_a_missing_table_is_found_before_anything_runs(table: str, world: World) -> None:
+def test_a_missing_table_is_found_before_anything_runs(table: str, world: World, shell: Shell) -> None:
     """Exit code 2: which table, and the command that makes it. Nothing is applied before the first failure."""
     world.append("s")
     world.execute(f"ALTER TABLE {table} RENAME TO away")
     try:
-        done = manage("run_projections", "noting", "--until-caught-up")
+        code, message = shell.refused("run_projections", "noting", "--until-caught-up")
     finally:
         world.execute(f"ALTER TABLE away RENAME TO {table}")
 
-    assert done.returncode == 2
-    assert f"has no {table}" in done.stderr
-    assert "migrate --database=default" in done.stderr
+    assert code == 2
+    assert f"has no {table}" in message
+    assert "migrate --database=default" in message
     assert world.applied() == []
 
 
-def test_an_unapplied_migration_is_found(world: World) -> None:
+def test_an_unapplied_migration_is_found(world: World, shell: Shell) -> None:
     """Tables of an older release are not written to."""
     world.execute("DELETE FROM django_migrations WHERE app = 'scriba'")
     try:
-        done = manage("run_projections", "noting", "--until-caught-up")
+        code, message = shell.refused("run_projections", "noting", "--until-caught-up")
     finally:
         world.execute("INSERT INTO django_migrations (app, name, applied) VALUES ('scriba', '0001_initial', now())")
 
-    assert done.returncode == 2
-    assert "lacks 1 migration(s) of scriba: 0001_initial" in done.stderr
+    assert code == 2
+    assert "lacks 1 migration(s) of scriba: 0001_initial" in message
 
 
 def test_a_wrong_setting_is_refused(world: World, tmp_path: Path) -> None:
