@@ -184,6 +184,22 @@ def test_the_first_position_is_durable_before_anything_is_handed_out() -> None:
     assert None not in seen
 
 
+def test_nothing_is_handed_out_above_the_durable_ceiling() -> None:
+    """The ceiling is raised before events beyond it are handed out: above it, a successor looks nothing up."""
+    source, target, state = memory_world(*streams(50))
+    seen: list[tuple[int, int]] = []
+
+    def handler(data: Any, meta: Any) -> Insert:
+        seen.append((meta.position, state.resume.ceiling))
+        return insert_position(data, meta)
+
+    with Running(make_projection(handler, source, target), state, until_caught_up=True) as coordinator:
+        assert coordinator.ended.wait(10)
+
+    assert len(seen) == 50
+    assert all(position <= ceiling for position, ceiling in seen)
+
+
 @pytest.mark.case("D5")
 def test_a_handler_that_does_not_return_is_left_behind_and_named() -> None:
     """After the drain timeout the process may leave; the outcome is not 0 and says which thread is busy."""

@@ -1,0 +1,113 @@
+"""Each guard, a patch that removes it, and the test that must then fail."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["MUTATIONS", "Mutation"]
+
+
+class Mutation(NamedTuple):
+    """`old` stands exactly once in `path`; with `new` in its place the guard is gone and `test` must fail."""
+
+    guard: str
+    path: str
+    old: str
+    new: str
+    test: str
+
+
+MUTATIONS = [
+    Mutation(
+        "the epoch check of a batch",
+        "scriba/targets/orm.py",
+        '["(id = %s AND epoch = %s)"]',
+        '["(id = %s AND epoch >= 0 * %s)"]',
+        "tests/integration/target/test_fence.py::test_a_batch_of_an_older_epoch_writes_nothing",
+    ),
+    Mutation(
+        "the second raise of a takeover",
+        "scriba/ledger.py",
+        '"UPDATE scriba_segments SET epoch = epoch + 1, heartbeat_at = clock_timestamp(), "',
+        '"UPDATE scriba_segments SET epoch = epoch + 0, heartbeat_at = clock_timestamp(), "',
+        "tests/integration/ledger/test_takeover.py::test_a_check_older_than_the_first_raise_is_answered_by_the_second",
+    ),
+    Mutation(
+        "the FOR UPDATE of a takeover",
+        "scriba/ledger.py",
+        "AND {_OURS} FOR UPDATE",
+        "AND {_OURS}",
+        "tests/integration/ledger/test_takeover.py",
+    ),
+    Mutation(
+        "the first position in the cursor's condition",
+        "scriba/positions.py",
+        "AND known.position < given.first",
+        "AND known.position < given.last",
+        "tests/integration/engine/test_lost_answers.py::test_a_cursor_inside_a_batch_refuses_the_whole_batch",
+    ),
+    Mutation(
+        "distrust after a commit without an answer",
+        "scriba/engine/pipeline.py",
+        "self._lookup_below = max(self._lookup_below, batch[-1].event.position)\n\n    # --- after a batch that did",
+        "\n\n    # --- after a batch that did",
+        "tests/integration/engine/test_lost_answers.py",
+    ),
+    Mutation(
+        "the gapless rule of the watermark",
+        "scriba/engine/lanes.py",
+        "min([routed, *(position - 1 for position in oldest)])",
+        "routed",
+        "tests/unit/engine/test_lanes.py::test_the_watermark_never_passes_an_unsettled_event",
+    ),
+    Mutation(
+        "the undo of on_commit hooks",
+        "scriba/targets/orm.py",
+        "                raise WriteFailed(classify(error), guilty=False) from error\n        del connection.run_on_commit[hooks:]",
+        "                raise WriteFailed(classify(error), guilty=False) from error",
+        "tests/integration/engine/test_end_to_end.py::"
+        "test_on_commit_hooks_run_once_after_the_commit_and_never_for_a_failed_attempt",
+    ),
+    Mutation(
+        "the check that the transaction is still good",
+        "scriba/targets/orm.py",
+        '        """Say whether the transaction could commit as it is."""\n',
+        '        """Say whether the transaction could commit as it is."""\n        return True\n',
+        "tests/integration/engine/test_swallowed_errors.py",
+    ),
+    Mutation(
+        "the layer that keeps the order of one row's writes",
+        "scriba/targets/layers.py",
+        "self._append(entry, max(layer, earlier.layer + 1))",
+        "self._append(entry, layer)",
+        "tests/unit/test_folding_layers.py",
+    ),
+    Mutation(
+        "the quoting of array literals",
+        "scriba/targets/literals.py",
+        """.replace('"', '\\\\"')""",
+        "",
+        "tests/unit/test_folding_literals.py",
+    ),
+    Mutation(
+        "the lock-holder evidence of TableSource",
+        "scriba/sources/horizon.py",
+        "for pair in left if not pair.holders and pair.log",
+        "for pair in left if pair.log",
+        "tests/integration/sources/test_late_commits.py::test_the_lower_position_commits_last",
+    ),
+    Mutation(
+        "the wipeout circuit",
+        "scriba/engine/circuit.py",
+        "        if attempted > 1:\n            return True",
+        "        if attempted > 1:\n            return False",
+        "tests/integration/engine/test_end_to_end.py::test_a_column_that_is_never_filled_halts_and_dead_letters_nothing",
+    ),
+    Mutation(
+        "order before a ceiling is passed",
+        "scriba/engine/reader.py",
+        "        if not ledger.raise_ceiling(self._lease, ceiling):\n            raise FenceLost\n",
+        "",
+        "tests/unit/engine/test_coordinator.py::test_nothing_is_handed_out_above_the_durable_ceiling",
+    ),
+]
