@@ -92,7 +92,7 @@ class OrmWriter:
                     try:
                         with self._opened(connection, fence) as batch:
                             yield batch
-                            batch.assert_good()
+                            batch.finish()
                         make_robust(connection, hooks)
                     except BaseException as error:
                         failed = error
@@ -268,8 +268,9 @@ class OrmBatch:
             and not self._has_open_driver_blocks()
         )
 
-    def assert_good(self) -> None:
-        """The last check before the commit."""
+    def finish(self) -> None:
+        """The last look before the commit: nothing may be left in the buffer, nothing be wrong."""
+        self._buffer.flush()
         if not self._is_good():
             raise WriteFailed(_NOT_COMMITTABLE, guilty=False) from TransactionManagementError(self._what_is_wrong())
 
