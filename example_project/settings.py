@@ -61,6 +61,8 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 STATIC_URL = "static/"
 
+SCRIBA = {"lease_s": env.float("SCRIBA_LEASE_S", default=15.0)}
+
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register  # noqa: A004 - Django's word
 from django.db import DatabaseError, InterfaceError, connections
-from django.db.utils import ConnectionDoesNotExist
+from django.utils.connection import ConnectionDoesNotExist
 
 from scriba.conf import scriba_settings
 from scriba.exceptions import ConfigurationError
@@ -49,7 +50,12 @@ def check_database(
     **kwargs: object,  # noqa: ARG001 - Django's signature
 ) -> list[CheckMessage]:
     """Look at those of `databases` that projections use: tables, connection budget, and what sources ask of them."""
-    return database_problems(all_projections(), databases or ())
+    return [] if _is_migrating() else database_problems(all_projections(), databases or ())
+
+
+def _is_migrating() -> bool:
+    """Say whether this is ``migrate``, which checks first: what it is about to bring must not keep it from running."""
+    return sys.argv[1:2] == ["migrate"]
 
 
 def problems(projections: Sequence[Projection]) -> list[CheckMessage]:
@@ -70,7 +76,7 @@ def database_problems(projections: Sequence[Projection], databases: Collection[s
     """
     found: list[CheckMessage] = []
     for alias, writing in _by_alias(projections).items():
-        if alias in databases and not _alias_problem(writing[0]):
+        if alias in databases and _postgresql(alias) is not None:
             found += _inspect(alias, writing)
     for projection in projections if databases else ():
         look: Callable[[Collection[str]], list[CheckMessage]] | None = getattr(projection.source, "database_checks", None)
@@ -128,43 +134,26 @@ def _is_async(handler: Any) -> bool:
 
 
 def _sources_and_targets(projection: Projection) -> Iterator[CheckMessage]:
-    problem = _alias_problem(projection)
-    if problem:
-        yield problem
-        return
     yield from projection.target.checks(projection.models)
     yield from projection.source.checks()
-
-
-def _alias_problem(projection: Projection) -> CheckMessage | None:
     alias = target_alias(projection)
-    if alias is None:
-        return None
-    try:
-        connection = connections[alias]
-    except ConnectionDoesNotExist:
-        return Error(
-            f"The target of {projection.identity} names the database {alias!r}, which settings.DATABASES does not have.",
-            hint=f"Known aliases: {', '.join(sorted(connections.settings))}.",
-            obj=projection.identity,
-            id="scriba.E004",
-        )
-    if connection.vendor != "postgresql":
-        return Error(
-            f"The target of {projection.identity} is the database {alias!r}, which is {connection.display_name}.",
-            hint="Scriba writes to PostgreSQL only: its fence, cursors and dead letters rely on it. Name another alias "
-            "in OrmTarget(using=…), or change the engine of this one.",
-            obj=projection.identity,
-            id="scriba.E003",
-        )
-    if connection.Database.__name__ != "psycopg":
-        return Error(
+    connection: Any = _postgresql(alias) if alias is not None else None
+    if connection is not None and connection.Database.__name__ != "psycopg":
+        yield Error(
             f"The database {alias!r} of {projection.identity} is reached through {connection.Database.__name__}.",
             hint='Scriba needs psycopg 3: python -m pip install "psycopg[binary]>=3.2", and remove psycopg2.',
             obj=projection.identity,
             id="scriba.E013",
         )
-    return None
+
+
+def _postgresql(alias: str) -> BaseDatabaseWrapper | None:
+    """Return the wrapper of an alias, unopened; None when it is unknown or no PostgreSQL, which the target says."""
+    try:
+        connection = connections[alias]
+    except ConnectionDoesNotExist:
+        return None
+    return connection if connection.vendor == "postgresql" else None
 
 
 def _shared_models(projections: Iterable[Projection]) -> Iterator[CheckMessage]:
@@ -186,7 +175,8 @@ def _shared_models(projections: Iterable[Projection]) -> Iterator[CheckMessage]:
 def _pools(projections: Iterable[Projection]) -> Iterator[CheckMessage]:
     """Compare Django's connection pools with the lanes of one process; all else goes over connections of its own."""
     for alias, writing in _by_alias(projections).items():
-        size = None if _alias_problem(writing[0]) else _pool_size(connections[alias])
+        connection = _postgresql(alias)
+        size = _pool_size(connection) if connection is not None else None
         if size is None:
             continue
         for projection in writing:

@@ -1,45 +1,37 @@
-"""What CI runs with the installed wheel, outside of the repository: a project of one file, from nothing to a row.
+"""What CI runs with the installed wheel, outside of the repository: a project of one app, from nothing to its rows.
 
-Usage: python wheel_smoke.py FOLDER (with DATABASE_URL set). Prints ``wheel ok``.
+Usage: python wheel_smoke.py FOLDER, with DATABASE_URL set to a server that it may make a database on. It needs nothing
+but the wheel and psycopg, and prints ``wheel ok``.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
-PROJECT = textwrap.dedent(
-    '''
-    import os, sys
-    from urllib.parse import parse_qs, urlsplit
-    import django
-    from django.conf import settings
-    from django.db import connection, models
+import psycopg
 
-    url = urlsplit(os.environ["DATABASE_URL"])
-    query = parse_qs(url.query)
-    settings.configure(
-        INSTALLED_APPS=["scriba", "smoke"],
-        DATABASES={"default": {
-            "ENGINE": "django.db.backends.postgresql", "NAME": url.path.strip("/"), "USER": url.username or "",
-            "HOST": query.get("host", [url.hostname or ""])[0], "PORT": query.get("port", [str(url.port or "")])[0],
-        }},
-        USE_TZ=True,
-    )
-    django.setup()
-    from django.core.management import call_command
-    from smoke.models import Fact, Seen
+DATABASE = "scriba_wheel"
+SETTINGS = textwrap.dedent(
+    """
+    import os
+    import psycopg
 
-    assert "site-packages" in __import__("scriba").__file__, "the wheel is tested, not the checkout"
-    call_command("migrate", run_syncdb=True, verbosity=0)
-    Fact.objects.all().delete(); Seen.objects.all().delete()
-    Fact.objects.bulk_create(Fact(stream_id=f"s{n % 7}", type="Happened", data={"n": n}) for n in range(500))
-    call_command("run_projections", "smoke", until_caught_up=True)
-    assert Seen.objects.count() == 500, Seen.objects.count()
-    print("wheel ok")
-    '''
+    about = psycopg.conninfo.conninfo_to_dict(os.environ["DATABASE_URL"])
+    DATABASES = {
+        "default": {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": os.environ["DATABASE_NAME"],
+            **{name.upper(): about[name] for name in ("user", "password", "host", "port") if name in about},
+        }
+    }
+    INSTALLED_APPS = ["django.contrib.contenttypes", "scriba", "smoke"]
+    SECRET_KEY = "none"
+    USE_TZ = True
+    """
 )
 MODELS = textwrap.dedent(
     """
@@ -65,16 +57,49 @@ PROJECTIONS = textwrap.dedent(
         return Insert(Seen(position=meta.position))
     """
 )
+APPEND = (
+    "from smoke.models import Fact; Fact.objects.bulk_create(Fact(stream_id=f's{n % 7}', type='T') for n in range(500))"
+)
+LOOK = "from smoke.models import Seen; import scriba; print(Seen.objects.count(), scriba.info('smoke').counters['applied'], scriba.__file__)"
 
 
 def main(folder: Path) -> None:
+    url = os.environ["DATABASE_URL"]
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)")
+        connection.execute(f"CREATE DATABASE {DATABASE}")
+    write_project(folder)
+    manage(folder, "migrate", "--run-syncdb", "-v0")
+    manage(folder, "check", "--database", "default")
+    manage(folder, "shell", "-c", APPEND)
+    manage(folder, "run_projections", "--until-caught-up")
+    seen, applied, where = manage(folder, "shell", "-v0", "-c", LOOK).splitlines()[-1].split()
+    assert (seen, applied) == ("500", "500"), f"{seen} rows, {applied} applied; expected 500 of each"
+    assert "site-packages" in where, f"the wheel is tested, not {where}"
+    print("wheel ok")
+
+
+def write_project(folder: Path) -> None:
     app = folder / "smoke"
-    app.mkdir(parents=True, exist_ok=True)
+    app.mkdir(parents=True)
+    (folder / "smoke_settings.py").write_text(SETTINGS)
     (app / "__init__.py").write_text("")
     (app / "models.py").write_text(MODELS)
     (app / "projections.py").write_text(PROJECTIONS)
-    (folder / "project.py").write_text(PROJECT)
-    raise SystemExit(subprocess.run([sys.executable, "project.py"], cwd=folder, check=False).returncode)
+
+
+def manage(folder: Path, *arguments: str) -> str:
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "smoke_settings",
+        "DATABASE_NAME": DATABASE,
+        "PYTHONPATH": str(folder),
+    }
+    command = [sys.executable, "-m", "django", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        sys.exit(f"django {' '.join(arguments)} → {done.returncode}\n{done.stdout}")
+    return done.stdout
 
 
 if __name__ == "__main__":

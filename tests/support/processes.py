@@ -16,17 +16,18 @@ __all__ = ["REPOSITORY", "database_url", "manage", "managed"]
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def database_url(alias: str = "default") -> str:
-    """Return the URL of the *test* database behind `alias`."""
+def database_url(alias: str = "default", database: str = "") -> str:
+    """Return the URL of the *test* database behind `alias`, or of another `database` on the same server."""
     settings = connections[alias].settings_dict
     host, port = settings["HOST"], settings["PORT"]
     user, password = settings["USER"] or "", settings["PASSWORD"]
+    name = database or settings["NAME"]
     credentials = f"{user}:{password}@" if password else f"{user}@"
     if str(host).startswith("/") or not host:
         options = settings.get("OPTIONS", {})
         socket = host or options.get("host", "")
-        return f"postgresql://{credentials}/{settings['NAME']}?host={socket}&port={port or options.get('port', '')}"
-    return f"postgresql://{credentials}{host}:{port}/{settings['NAME']}"
+        return f"postgresql://{credentials}/{name}?host={socket}&port={port or options.get('port', '')}"
+    return f"postgresql://{credentials}{host}:{port}/{name}"
 
 
 def environment(**more: str) -> dict[str, str]:

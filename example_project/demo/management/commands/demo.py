@@ -24,6 +24,7 @@ from example_project.demo.verification import Finding, verify
 from example_project.demo.writers import Writer
 from example_project.shop.events import OrderPlaced
 from example_project.shop.models import OrderRow, StoredEvent
+from scriba.protocols import Status
 from scriba.sources import notify_appended
 
 SHOP = ("orders", "customers")
@@ -37,6 +38,10 @@ examples:
   demo                          20,000 events from 4 writers
   demo --events 200000          a longer look
   demo --events 2000 --writers 8
+
+with a run_projections in another terminal, to be killed and started again:
+  demo --append-only            only the writers
+  demo --verify-only            only the verification, once scriba_info shows no lag
 
 It may be run again and again: each run adds its events to those that are there, and verifies all of them.
 
@@ -68,19 +73,24 @@ class Command(BaseCommand):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--events", type=positive, default=20_000, help="how many to append (default: 20000)")
         parser.add_argument("--writers", type=positive, default=4, help="how many threads append them (default: 4)")
+        part = parser.add_mutually_exclusive_group()
+        part.add_argument("--append-only", action="store_true", help="append, and run no projection")
+        part.add_argument("--verify-only", action="store_true", help="append nothing: verify what is there")
         parser.add_argument("--no-latency", action="store_true", help="skip measuring how soon one event is visible")
 
-    def handle(self, *_args: Any, events: int, writers: int, no_latency: bool, **_options: Any) -> None:
+    def handle(self, *_args: Any, **options: Any) -> None:
         self.console = Console(file=self.stdout._out, highlight=False, soft_wrap=True)  # noqa: SLF001 - rich writes there, too
         self._migrate()
-        open_accounts()
-        with ExitStack() as running:
-            for name in PROJECTIONS:
-                running.enter_context(scriba.start_projection(name))
-            self._append_and_follow(events, writers)
-            if not no_latency:
-                self._say_latencies()
-            call_command("scriba_info", stdout=self.stdout)
+        if not options["verify_only"]:
+            open_accounts()
+            self._append(
+                options["events"],
+                options["writers"],
+                follow=not options["append_only"],
+                measure=not options["no_latency"],
+            )
+        if options["append_only"]:
+            return
         self._say_findings(verify())
         self._say_what_next()
 
@@ -91,22 +101,42 @@ class Command(BaseCommand):
         self.console.print(f"database {settings['NAME']!r} on {settings['HOST'] or 'this machine'}; migrating …")
         call_command("migrate", verbosity=0, interactive=False)
 
-    def _append_and_follow(self, events: int, count: int) -> None:
+    def _append(self, events: int, writers: int, *, follow: bool, measure: bool) -> None:
+        """Let the writers append; meanwhile run the projections and follow them until everything is settled."""
+        with ExitStack() as running:
+            for name in PROJECTIONS if follow else ():
+                handle = running.enter_context(scriba.start_projection(name))
+                while handle.snapshot().status in {Status.NOT_RUNNING, Status.INITIALIZING}:
+                    if handle.wait(0.01):  # raises what it ended with
+                        break
+            elapsed_s = self._write(events, writers, follow=follow)
+            if follow:
+                self.console.print(
+                    f"[bold]{events / elapsed_s:,.0f} events/s[/bold] through {' and '.join(SHOP)} while the writers appended "
+                    f"({elapsed_s:.1f} s from the first append to the last settled event)"
+                )
+                if measure:
+                    self._say_latencies()
+                call_command("scriba_info", stdout=self.stdout)
+
+    def _write(self, events: int, count: int, *, follow: bool) -> float:
         started = time.monotonic()
-        with Display(self.console, events) as display:
+        with Display(self.console, events, SHOP if follow else ()) as display:
             share, rest = divmod(events, count)
             writers = [Writer(number, share + (number < rest), display.appended) for number in range(count)]
             for writer in writers:
                 writer.start()
-            self._follow(writers, display)
-        elapsed_s = time.monotonic() - started
+            if follow:
+                self._follow(writers, display)
+            for writer in writers:
+                writer.join()
+                _check(writer)
         rolled_back, poison = sum(writer.rolled_back for writer in writers), sum(writer.poison for writer in writers)
         self.console.print(
             f"appended {events:,} events from {count} writers "
-            f"({rolled_back:,} transactions rolled back on purpose, {poison:,} poison events)\n"
-            f"[bold]{events / elapsed_s:,.0f} events/s[/bold] through {' and '.join(SHOP)} while the writers appended "
-            f"({elapsed_s:.1f} s from the first append to the last settled event)"
+            f"({rolled_back:,} transactions rolled back on purpose, {poison:,} poison events)"
         )
+        return time.monotonic() - started
 
     def _follow(self, writers: list[Writer], display: Display) -> None:
         """Follow the projections by their rows, as any other process would."""
@@ -114,9 +144,7 @@ class Command(BaseCommand):
         while time.monotonic() < deadline:
             is_appending = any(writer.is_alive() for writer in writers)  # asked before the head: it must not lead
             for writer in writers:
-                if writer.error is not None:
-                    message = f"{writer.name} failed: {writer.error}"
-                    raise CommandError(message) from writer.error
+                _check(writer)
             head = StoredEvent.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
             infos = [scriba.info(name) for name in PROJECTIONS]
             for info in infos:
@@ -182,7 +210,7 @@ class Command(BaseCommand):
 class Display:
     """Bars on a terminal, a line every other second elsewhere."""
 
-    def __init__(self, console: Console, events: int) -> None:
+    def __init__(self, console: Console, events: int, names: tuple[str, ...]) -> None:
         columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._console = console
         self._events = events
@@ -192,7 +220,7 @@ class Display:
         self._before: dict[str, int] = {}
         self._settled: dict[str, int] = {}
         self._task = self._bars.add_task("appended", total=events)
-        self._tasks = {name: self._bars.add_task(f"settled by {name}", total=None) for name in SHOP}
+        self._tasks = {name: self._bars.add_task(f"settled by {name}", total=None) for name in names}
         self._last_line = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -215,8 +243,14 @@ class Display:
             self._bars.update(self._tasks[name], completed=self._settled[name])
         if not self._console.is_terminal and time.monotonic() - self._last_line >= LINE_EVERY_S:
             self._last_line = time.monotonic()
-            shown = ", ".join(f"{each} settled {self._settled.get(each, 0):,}" for each in SHOP)
+            shown = ", ".join(f"{each} settled {self._settled.get(each, 0):,}" for each in self._tasks)
             self._console.print(f"appended {self._appended:,} of {self._events:,}; {shown}")
+
+
+def _check(writer: Writer) -> None:
+    if writer.error is not None:
+        message = f"{writer.name} failed: {writer.error}"
+        raise CommandError(message) from writer.error
 
 
 def milliseconds(times_s: list[float]) -> str:
