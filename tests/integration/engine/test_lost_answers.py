@@ -30,7 +30,7 @@ def test_a_commit_that_happened_is_not_repeated_as_part_of_a_larger_batch(
         is_worker = "lane-0" in threading.current_thread().name
         real_commit(connection)
         if is_worker and not lost.is_set():
-            positions.extend(world.append(*"abab"))
+            positions.extend(_append_from_elsewhere(*"abab"))
             wait_until(lambda: handle._coordinator._term.in_flight == 9, what="more events of the same keys")
             lost.set()
             connection.connection.close()
