@@ -244,7 +244,7 @@ def _inspect(alias: str, writing: Sequence[Projection]) -> Iterator[CheckMessage
 
 
 def _missing_tables(alias: str, writing: Sequence[Projection], tables: Collection[str]) -> Iterator[CheckMessage]:
-    ours = [model._meta.db_table for model in apps.get_app_config("scriba").get_models()]  # noqa: SLF001 - public by convention
+    ours = [model._meta.db_table for model in apps.get_app_config("scriba").get_models()]
     missing = [table for table in ours if table not in tables]
     if missing:
         names = ", ".join(str(projection.identity) for projection in writing)

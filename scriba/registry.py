@@ -317,7 +317,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
 
 
 def _callable_of(name: str, handler: Any) -> Handler:
-    call = handler().handle if inspect.isclass(handler) and hasattr(handler, "handle") else handler
+    call: Any = getattr(handler(), "handle") if inspect.isclass(handler) and hasattr(handler, "handle") else handler  # noqa: B009 - a class of any kind
     if not callable(call) or inspect.isclass(call):
         msg = f"@projection({name!r}) decorates a function (event, meta) or a class with handle(self, event, meta), not {handler!r}."
         raise ConfigurationError(msg)

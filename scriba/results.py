@@ -33,7 +33,7 @@ ACCEPTED = (
 class _Value:
     """Equality and repr by slots, so that users can compare results in their unit tests."""
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):

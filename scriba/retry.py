@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from scriba.exceptions import ConfigurationError, did_you_mean
 
@@ -29,7 +30,7 @@ class RetryPolicy:
         if isinstance(self.attempts, bool) or not isinstance(self.attempts, int) or self.attempts < 1:
             msg = f"retry: attempts must be a whole number of at least 1, not {self.attempts!r}."
             raise ConfigurationError(msg)
-        waits = self.backoff
+        waits: Any = self.backoff  # checked, whatever its annotation says
         if isinstance(waits, str) or not isinstance(waits, Sequence) or not all(map(_is_wait, waits)):
             msg = f"retry: backoff must be a list of seconds, each 0 or more, not {waits!r}."
             raise ConfigurationError(msg)

@@ -46,7 +46,7 @@ class WishCommand(ScribaCommand):
 
     verb: ClassVar[Callable[..., None]]
     done: ClassVar[str]  #: how the wish is called once it is recorded
-    requires_system_checks: ClassVar[list[str]] = []  # stopping must be possible with a broken declaration elsewhere
+    requires_system_checks = ()  # stopping must be possible with a broken declaration elsewhere
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("projections", nargs="*", metavar="name[:version]", help="which ones")

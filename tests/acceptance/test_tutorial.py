@@ -16,7 +16,9 @@ import pytest
 from tests.support.processes import REPOSITORY, database_url
 
 PAGE = REPOSITORY / "docs/tutorial/first-projection.md"
-FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?::caption: (?P<caption>[^\n]+)\n\n)?(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r"^```(?P<kind>[^\n]*)\n(?::caption: (?P<caption>[^\n]+)\n\n)?(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 NOT_HERE = ("python -m pip", "createdb")  #: what the tests' environment has already
 
 
@@ -55,8 +57,12 @@ def test_the_tutorial_works_as_it_is_written(tmp_path: Path, database: str) -> N
 def surroundings(folder: Path) -> dict[str, str]:
     """Return the environment of somebody who has installed Scriba and may reach a server by libpq's variables."""
     about = psycopg.conninfo.conninfo_to_dict(database_url())
-    server = {f"PG{name.upper()}": str(value) for name, value in about.items() if name in {"host", "port", "user", "password"}}
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO_", "SCRIBA_", "DATABASE_"))}
+    server = {
+        f"PG{name.upper()}": str(value) for name, value in about.items() if name in {"host", "port", "user", "password"}
+    }
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(("DJANGO_", "SCRIBA_", "DATABASE_"))
+    }
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**clean, **server, "PATH": path, "PYTHONPATH": f"{folder}{os.pathsep}{REPOSITORY}", "PYTHONUNBUFFERED": "1"}
 

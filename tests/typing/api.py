@@ -57,12 +57,12 @@ class Placed:
     order_id: int
 
 
-class StoredEvent(Model):  # noqa: DJ008 - never shown
+class StoredEvent(Model):
     class Meta:
         app_label = "typing"
 
 
-class OrderRow(Model):  # noqa: DJ008 - never shown
+class OrderRow(Model):
     class Meta:
         app_label = "typing"
 

@@ -213,24 +213,14 @@ def test_sources_and_targets_are_asked(databases: Callable[..., Any]) -> None:
 # --- databases ---------------------------------------------------------------------------------------------------
 
 
-def test_another_database_than_postgresql_is_an_error(databases: Callable[..., Any]) -> None:
-    """The message says what the alias is, and what Scriba needs."""
+def test_a_database_that_cannot_serve_is_left_to_the_target(databases: Callable[..., Any]) -> None:
+    """The target says what is wrong with its alias; nothing here fails because of it, or says it twice."""
     databases(lite={"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"})
+    wrong = Error("no such alias", id="scriba.E100")
 
-    (error,) = checks.problems([declare(target=Target("lite", Warning("never asked")))])
+    found = checks.problems([declare("a", target=Target("nowhere", wrong)), declare("b", target=Target("lite"))])
 
-    assert error.id == "scriba.E003"
-    assert "which is SQLite" in error.msg
-
-
-def test_an_unknown_alias_is_an_error(databases: Callable[..., Any]) -> None:
-    """A misspelt alias is named together with the known ones."""
-    databases(replica=POSTGRESQL)
-
-    (error,) = checks.problems([declare(target=Target("reeplica"))])
-
-    assert error.id == "scriba.E004"
-    assert "default, replica" in str(error.hint)
+    assert found == [wrong]
 
 
 def test_the_older_driver_is_an_error(databases: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

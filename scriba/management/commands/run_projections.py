@@ -97,7 +97,8 @@ class Command(ScribaCommand):
         """Return the display, and where log lines go so that they do not tear a bar apart."""
         if plain or not self.stdout.isatty():
             return PlainDisplay(self._write), None
-        bars = BarDisplay(getattr(self.stdout, "_out", self.stdout))  # below Django's wrapper, which ends every write
+        out: Any = self.stdout
+        bars = BarDisplay(getattr(out, "_out", out))  # below Django's wrapper, which ends every write
         return bars, lambda line: bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _write(self, line: str) -> None:

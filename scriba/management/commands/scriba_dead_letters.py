@@ -58,7 +58,7 @@ SHORT: Final = 60
 class Command(ScribaCommand):
     help = "Lists, shows, replays, discards and purges dead letters."
     epilog: ClassVar[str] = EPILOG
-    requires_system_checks: ClassVar[list[str]] = []
+    requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True, metavar="list|show|replay|discard|purge")
@@ -196,12 +196,12 @@ class _Work:
 
     def _note_ended(self) -> None:
         """Ask for all results at once: ten thousand letters are one statement, not ten thousand."""
-        for alias in {letter._state.db for letter in self._waiting}:  # noqa: SLF001 - Django's documented place for it
-            waiting = {letter.pk for letter in self._waiting if letter._state.db == alias}  # noqa: SLF001 - as above
+        for alias in {letter._state.db for letter in self._waiting}:
+            waiting = {letter.pk for letter in self._waiting if letter._state.db == alias}
             ended = DeadLetter.objects.using(alias).filter(wish="").in_bulk(waiting)
             for letter in ended.values():
                 self._count(letter)
-            self._waiting = [letter for letter in self._waiting if letter._state.db != alias or letter.pk not in ended]  # noqa: SLF001 - as above
+            self._waiting = [letter for letter in self._waiting if letter._state.db != alias or letter.pk not in ended]
 
     def _count(self, letter: DeadLetter) -> None:
         if letter.status in UNRESOLVED:
@@ -265,7 +265,7 @@ def _groups(found: list[QuerySet[DeadLetter]]) -> list[dict[str, Any]]:
 
 
 def _everything(letter: DeadLetter) -> dict[str, Any]:
-    return {field.name: getattr(letter, field.name) for field in letter._meta.concrete_fields}  # noqa: SLF001 - documented
+    return {field.name: getattr(letter, field.name) for field in letter._meta.concrete_fields}
 
 
 def _aligned(lines: list[dict[str, Any]]) -> str:

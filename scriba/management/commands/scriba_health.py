@@ -35,7 +35,7 @@ exit codes:
 class Command(ScribaCommand):
     help = "Exits with 0 when projections are healthy and 1 when they are not."
     epilog: ClassVar[str] = EPILOG
-    requires_system_checks: ClassVar[list[str]] = []  # a probe asks one question
+    requires_system_checks = ()  # a probe asks one question
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("projections", nargs="*", metavar="name[:version]", help="which ones; all when left out")

@@ -40,7 +40,7 @@ exit codes:
 class Command(ScribaCommand):
     help = "Shows state, owner, watermark, head, lag, rate, counters and halts of projections."
     epilog: ClassVar[str] = EPILOG
-    requires_system_checks: ClassVar[list[str]] = []  # somebody who looks wants to see, not to be told off
+    requires_system_checks = ()  # somebody who looks wants to see, not to be told off
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("projections", nargs="*", metavar="name[:version]", help="which ones; all when left out")
@@ -90,7 +90,8 @@ class Command(ScribaCommand):
     def _console(self) -> Any:
         from rich.console import Console  # noqa: PLC0415 - only on a terminal
 
-        return Console(file=getattr(self.stdout, "_out", self.stdout))  # below Django's wrapper, which ends every write
+        out: Any = self.stdout
+        return Console(file=getattr(out, "_out", out))  # below Django's wrapper, which ends every write
 
 
 def _titled(projections: list[Projection]) -> Any:

@@ -75,7 +75,7 @@ def _question(projection: Projection, models: list[type[Model]], *, letters: boo
     now = info(projection)
     lines = [f"{projection.identity} ({now.status}, watermark {now.watermark}) forgets its cursors, watermark and counters."]
     if models:
-        lines.append(f"Every row of {', '.join(model._meta.label for model in models)} is deleted.")  # noqa: SLF001 - documented
+        lines.append(f"Every row of {', '.join(model._meta.label for model in models)} is deleted.")
     kept = now.dead_letters["open"] + now.dead_letters["parked"]
     if letters:
         lines.append(f"Its {sum(now.dead_letters.values()):,} dead letters are deleted.")

@@ -94,7 +94,7 @@ def sibling(subject: Subject) -> Iterator[Subject]:
 
 
 def declare(name: str, **options: Any) -> Projection:
-    @projection(name, source=MemorySource(), target=OrmTarget(), parallelism=2, **options)
+    @projection(name, **{"source": MemorySource(), "target": OrmTarget(), "parallelism": 2, **options})
     def handler(event: object, meta: object) -> Skip:
         return Skip()
 

@@ -225,7 +225,7 @@ def test_a_second_wish_is_refused_and_the_others_are_done(shell: Shell, subject:
 @pytest.mark.case("B15")
 def test_a_stream_that_has_moved_on_is_refused_unless_told(shell: Shell, subject: Subject) -> None:
     """An event is not applied after its successor, unless somebody takes that upon himself."""
-    from scriba.models import Position  # noqa: PLC0415
+    from scriba.models import Position
 
     letter = subject.letter(3)
     Position.objects.create(**subject.keys, stream_id="order-1", position=9, applied_position=9)
