@@ -51,9 +51,7 @@ class PostgresLog(CheckedLog):
         except BaseException:
             self._connection.close()
             raise
-        if listen:
-            self._listener = Listener(self._connect, recorder.channel_name, self.wake, f"scriba {name}")
-            self._listener.start()
+        self._listens = listen
 
     def _select(self, after: int, limit: int, up_to: int | None) -> Sequence[Notification]:
         start = None if after < 0 else after
@@ -76,6 +74,13 @@ class PostgresLog(CheckedLog):
         with self._recorder.datastore.get_connection() as connection:
             row = connection.execute(statement.format(self._table), (key, version)).fetchone()
         return row["notification_id"] if row else None
+
+    def wait(self, timeout: float) -> None:
+        """Wait for a notice. The first time begins to listen, which is a notice too: what came before is looked for."""
+        if self._listens and self._listener is None:
+            self._listener = Listener(self._connect, self._recorder.channel_name, self.wake, f"scriba {self._name}")
+            self._listener.start()
+        super().wait(timeout)
 
     def close(self) -> None:
         if self._listener is not None:

@@ -232,10 +232,10 @@ def _cut_readers() -> None:
 def test_a_notice_ends_the_wait(school: School, postgres_store: Store) -> None:
     """The library's writers say when they have written; nobody waits for the poll interval."""
     subscription = postgres_store.subscribe(School)
-    listener = subscription._log._listener  # type: ignore[attr-defined]
-    wait_until(listener.listening.is_set, what="the listener to listen")
-    subscription.fetch(10, 0.0)
-    subscription._log.wait(0.0)  # type: ignore[attr-defined]  # the hint of the listener's own start
+    log = subscription._log  # type: ignore[attr-defined]
+    log.wait(0.0)
+    wait_until(log._listener.listening.is_set, what="the listener to listen")
+    wait_until(lambda: not log._woken.wait(0.0) or log._woken.clear(), what="the notice of its own start")
     found: list[Event] = []
     waiting = threading.Thread(target=lambda: found.extend(subscription.fetch(10, 60.0).events))
     waiting.start()
