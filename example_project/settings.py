@@ -26,6 +26,7 @@ INSTALLED_APPS = [
     "scriba",
     "example_project.shop",
     "example_project.bank",
+    "example_project.elixir_bank",
     "example_project.demo",
 ]
 

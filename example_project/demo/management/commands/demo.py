@@ -22,6 +22,7 @@ import scriba
 from example_project.bank.history import open_accounts
 from example_project.demo.verification import Finding, verify
 from example_project.demo.writers import Writer
+from example_project.elixir_bank import demonstration
 from example_project.shop.events import OrderPlaced
 from example_project.shop.models import OrderRow, StoredEvent
 from scriba.protocols import Status
@@ -38,6 +39,7 @@ examples:
   demo                          20,000 events from 4 writers
   demo --events 200000          a longer look
   demo --events 2000 --writers 8
+  demo --commanded              a Commanded event store instead: load, project, verify, show
 
 with a run_projections in another terminal, to be killed and started again:
   demo --append-only            only the writers
@@ -76,11 +78,17 @@ class Command(BaseCommand):
         part = parser.add_mutually_exclusive_group()
         part.add_argument("--append-only", action="store_true", help="append, and run no projection")
         part.add_argument("--verify-only", action="store_true", help="append nothing: verify what is there")
+        part.add_argument(
+            "--commanded", action="store_true", help="instead: project events that the real Commanded wrote, and verify"
+        )
         parser.add_argument("--no-latency", action="store_true", help="skip measuring how soon one event is visible")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         self.console = Console(file=self.stdout._out, highlight=False, soft_wrap=True)  # noqa: SLF001 - rich writes there, too
         self._migrate()
+        if options["commanded"]:
+            demonstration.run(self.console)
+            return
         if not options["verify_only"]:
             open_accounts()
             self._append(
