@@ -12,7 +12,6 @@ import enum
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist
@@ -44,12 +43,10 @@ class InsertPlan(NamedTuple):
     uses: tuple[Use, ...]
 
 
-_shapes: WeakKeyDictionary[Any, dict[type[models.Model], Shape]] = WeakKeyDictionary()
-
-
 def shape_of(connection: BaseDatabaseWrapper, model: type[models.Model]) -> Shape:
     """Return the shape of `model`, compiled anew when the connection to the server sees other facts."""
-    shapes = _shapes.setdefault(connection, {})
+    # Kept on the connection, which the shapes refer to: in a table of weak keys they would keep it alive for ever.
+    shapes: dict[type[models.Model], Shape] = vars(connection).setdefault("scriba_shapes", {})
     facts = facts_of(connection, model._meta.db_table)
     shape = shapes.get(model)
     if shape is None or (shape.facts is not facts and shape.facts != facts):

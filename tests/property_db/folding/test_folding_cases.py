@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import sys
 import uuid
+import weakref
 
 import pytest
 from django.apps import apps
@@ -478,6 +480,19 @@ def test_facts_are_asked_again_after_a_reconnect():
         assert shape_of(connections["default"], Plain).obstacle == "a trigger"
     finally:
         known["folding_plain"] = before.facts
+
+
+def test_shapes_end_with_their_connection():
+    """A worker's connection is not kept by what was compiled for it."""
+    wrapper = connections["default"].copy()
+    shape_of(wrapper, Plain)
+    driver = weakref.ref(wrapper.connection)
+    wrapper.close()
+    gone = weakref.ref(wrapper)
+    del wrapper
+    gc.collect()
+    assert gone() is None
+    assert driver() is None
 
 
 # --- keys -------------------------------------------------------------------------------------------------
