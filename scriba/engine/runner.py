@@ -43,6 +43,7 @@ def run(  # noqa: PLR0913 - the options of run_projections
     start: bool = False,
     on_progress: Callable[[list[Snapshot]], None] | None = None,
     install_signals: bool = True,
+    on_start: Callable[[Fleet], None] | None = None,
     open_ledger: Callable[[Projection], Ledger] | None = None,
 ) -> int:
     """Run `projections` until they end or the process is told to; return the exit code.
@@ -52,6 +53,8 @@ def run(  # noqa: PLR0913 - the options of run_projections
     fleet = Fleet(
         projections, until_caught_up=until_caught_up, drain_timeout_s=drain_timeout_s, open_ledger=open_ledger
     )
+    if on_start is not None:
+        on_start(fleet)
     if start:
         fleet.wish_running()
     with _signals(fleet) if install_signals else _no_signals():

@@ -26,7 +26,7 @@ LINE_EVERY_S: Final = 5.0  #: so often a catch-up is worth a plain line
 ORDINARY_S: Final = 2.0  #: a head that will be reached so soon is no catch-up
 WINDOW_S: Final = 5.0  #: span that the speed of the watermark is taken from
 BAR_WIDTH: Final = 28
-WIDTHS: Final = (0, 12, 0, 4, 15, 0)  #: least widths of the live table: it should not jump while numbers grow
+WIDTHS: Final = (12, BAR_WIDTH, 4, 15)  #: status, bar, per cent, speed: the table should not jump while numbers grow
 
 
 class Display(Protocol):
@@ -131,9 +131,11 @@ class BarDisplay:
         from rich.table import Table  # noqa: PLC0415 - only on a terminal
         from rich.text import Text  # noqa: PLC0415 - only on a terminal
 
-        table = Table.grid(padding=(0, 2))
-        for column in range(6):
-            table.add_column(no_wrap=True, justify="right" if column in {3, 4} else "left", min_width=WIDTHS[column])
+        table = Table.grid(padding=(0, 2), expand=True)
+        widths = (max(len(str(snapshot.identity)) for snapshot in snapshots), *WIDTHS)
+        for column, width in enumerate(widths):
+            table.add_column(no_wrap=True, justify="right" if column in {3, 4} else "left", min_width=width)
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         for snapshot in snapshots:
             track = self._tracks[snapshot.identity]
             table.add_row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.core.management.base import CommandError
@@ -87,6 +88,7 @@ class Command(ScribaCommand):
                     drain_timeout_s=options["drain_timeout"],
                     start=options["start"],
                     on_progress=watch,
+                    on_start=_drain_at_exit if options["reload"] else None,
                 )
         finally:
             display.close()
@@ -131,6 +133,16 @@ class _Watch:
         if self._halted and code != MISUSED:
             lines.append("After the fix: scriba_stop, then scriba_start (or run_projections --start).")
         return "\n".join(lines) or "A projection ended with an error; its log line says which."
+
+
+def _drain_at_exit(fleet: runner.Fleet) -> None:
+    """The reloader leaves without asking anybody: give the lease back, or the next process waits for it to run out."""
+
+    def drain() -> None:
+        fleet.stop()
+        fleet.wait(None)
+
+    atexit.register(drain)
 
 
 def _chosen(options: dict[str, Any]) -> list[Projection]:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from datetime import UTC, datetime
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from django.core.management.base import CommandError
@@ -52,7 +53,7 @@ exit codes:
 """
 
 LOOK_EVERY_S: Final = 0.2
-SHORT: Final = 60
+SHORT: Final = 80
 
 
 class Command(ScribaCommand):
@@ -109,7 +110,7 @@ class Command(ScribaCommand):
         if not lines:
             self.stdout.write("No dead letters.")
             return
-        self.stdout.write(_aligned(lines))
+        self.stdout.write(_aligned(lines, get_terminal_size().columns if self.stdout.isatty() else None))
         total = sum(letters.count() for letters in found)
         if not options["groups"] and total > len(lines):
             self.stdout.write(f"… and {total - len(lines):,} more; narrow the filters, or raise --limit.")
@@ -234,12 +235,12 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
         "id": letter.pk,
         "projection": f"{letter.projection_name}:{letter.projection_version}",
         "status": f"{letter.status}, {letter.wish} wished" if letter.wish else letter.status,
+        "since": f"{localtime(letter.occurred_at):%Y-%m-%d %H:%M:%S}",
         "position": letter.position,
         "stream": letter.stream_id,
         "type": letter.event_type,
         "kind": letter.error_kind,
         "message": f"{message[:SHORT]}…" if len(message) > SHORT else message,
-        "since": f"{localtime(letter.occurred_at):%Y-%m-%d %H:%M:%S}",
     }
 
 
@@ -268,9 +269,10 @@ def _everything(letter: DeadLetter) -> dict[str, Any]:
     return {field.name: getattr(letter, field.name) for field in letter._meta.concrete_fields}
 
 
-def _aligned(lines: list[dict[str, Any]]) -> str:
-    """Return a table of plain text: headings and one line per row."""
+def _aligned(lines: list[dict[str, Any]], width: int | None = None) -> str:
+    """Return a table of plain text: headings and one line per row, cut to `width` where that is given."""
     headings = list(lines[0])
     rows = [headings, *([str(line[name]) for name in headings] for line in lines)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(headings))]
-    return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    table = ["  ".join(text.ljust(most) for text, most in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(line if width is None or len(line) <= width else f"{line[: width - 1]}…" for line in table)
