@@ -215,7 +215,7 @@ def _check_names(model: type[models.Model], lookups: Iterable[str], write: Write
     for lookup in lookups:
         if lookup in known:
             continue
-        name = lookup.split(LOOKUP_SEP)[0]
+        name = str(lookup).split(LOOKUP_SEP)[0]
         if name != "pk":
             try:
                 model._meta.get_field(name)

@@ -29,6 +29,8 @@ class Op(enum.Enum):
     DELETE = "delete"
     UPSERT = "upsert"
 
+    __hash__ = object.__hash__  # members are single objects; the enumeration's own hash runs Python for each write
+
 
 class Use(NamedTuple):
     """A use of something that rows of one table share.

@@ -71,6 +71,38 @@ def test_a_row_lives_twice_in_one_batch():
     assert outcome.statements == 3
 
 
+@pytest.mark.case("C6")
+@pytest.mark.parametrize(
+    "writes",
+    [
+        lambda model: [Insert(model(id=1)), Delete(model, {"id": 1}), Insert(model(id=1)), Insert(model(id=2))],
+        lambda model: [Insert(model(id=1)), Upsert(model(id=2)), Insert(model(id=3))],
+        lambda model: [Upsert(model(id=1)), Upsert(model(id=1)), Insert(model(id=2))],
+        lambda model: [Upsert(model(id=1)), Upsert(model(id=2), update_fields=[]), Upsert(model(id=3))],
+    ],
+)
+def test_what_a_sequence_numbers_is_numbered_in_order(writes):
+    """Rows take their numbers in the order of the writes, and a write that needs none takes one all the same."""
+    assert_equivalent(lambda: writes(shapes.Numbered), [shapes.Numbered])
+
+
+@pytest.mark.case("C6")
+def test_drawn_keys_come_in_order():
+    """Keys are drawn in the order of the inserts, with deletes and given keys between them."""
+    outcome = assert_equivalent(
+        lambda: [
+            Insert(Drawn(name="1")),
+            Insert(Drawn(id=7, name="7")),
+            Insert(Drawn(name="2")),
+            Delete(Drawn, {"id": 1}),
+            Insert(Drawn(name="3")),
+            Update(Drawn, {"id": 2}, number=2),
+        ],
+        [Drawn],
+    )
+    assert sorted(outcome.rows["Drawn"]) == [("2", "2", "2"), ("3", "3", None), ("7", "7", None)]
+
+
 @pytest.mark.case("C4")
 def test_an_update_by_another_filter_keeps_its_place():
     """An update by a non-key filter touches the row inserted before it, not the one inserted after it."""
