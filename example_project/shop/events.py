@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -46,5 +45,4 @@ TYPES = [OrderPlaced, OrderPaid, OrderShipped, OrderCancelled, StockCounted]
 
 def payload(event: OrderEvent) -> dict[str, str | int]:
     """Return the JSON form of an event."""
-    values = dataclasses.asdict(event)
-    return {name: str(value) if isinstance(value, Decimal) else value for name, value in values.items()}
+    return {name: str(value) if isinstance(value, Decimal) else value for name, value in vars(event).items()}

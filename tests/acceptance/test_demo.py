@@ -99,6 +99,18 @@ def test_a_halted_projection_ends_the_demo_with_the_cause(shop: Shop) -> None:
     said = shop.manage("demo", "--events", "400", "--no-latency", succeed=False)
 
     assert re.search(r"orders.*halted.*carrier", said, re.DOTALL)
+    assert "CommandError" in said
+
+
+def test_a_database_that_is_away_is_one_message(shop: Shop) -> None:
+    """The message says what happened and where the name of the database comes from."""
+    away = Shop(shop.url.replace("port=", "port=1"))
+
+    said = away.manage("demo", succeed=False)
+
+    assert "cannot be reached" in said
+    assert "DATABASE_URL" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("arguments", [["--events", "0"], ["--writers", "-1"], ["--events", "many"]])

@@ -27,7 +27,7 @@ def test_killed_and_started_again_it_ends_in_the_exact_read_model(shop: Shop) ->
 def test_a_standby_takes_over_from_a_killed_owner(shop: Shop) -> None:
     """The demo's own projections stand by while another process owns them, and go on when it is killed."""
     with shop.managed("run_projections") as owner:
-        owned = "SELECT count(*) FROM scriba_segments WHERE owner LIKE %s AND status = 'running'"
+        owned = "SELECT count(*) FROM scriba_segments WHERE owner LIKE %s AND status = 'running' AND projection_name <> 'accounts'"
         wait_until(
             lambda: shop.count(owned, f"%:{owner.pid}:%") == 3, timeout=60, what="an owner of all three projections"
         )

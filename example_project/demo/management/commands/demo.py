@@ -14,7 +14,7 @@ from typing import Any, Self
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -84,6 +84,12 @@ class Command(BaseCommand):
         parser.add_argument("--no-latency", action="store_true", help="skip measuring how soon one event is visible")
 
     def handle(self, *_args: Any, **options: Any) -> None:
+        try:
+            self._run(options)
+        except scriba.ScribaError as error:
+            raise CommandError(str(error)) from error
+
+    def _run(self, options: dict[str, Any]) -> None:
         self.console = Console(file=self.stdout._out, highlight=False, soft_wrap=True)  # noqa: SLF001 - rich writes there, too
         self._migrate()
         if options["commanded"]:
@@ -107,6 +113,14 @@ class Command(BaseCommand):
     def _migrate(self) -> None:
         settings = connection.settings_dict
         self.console.print(f"database {settings['NAME']!r} on {settings['HOST'] or 'this machine'}; migrating …")
+        try:
+            connection.ensure_connection()
+        except OperationalError as error:
+            message = (
+                f"The database cannot be reached: {' '.join(str(error).split())}\n"
+                "DATABASE_URL names it; without that variable the demo brings a server of its own."
+            )
+            raise CommandError(message) from error
         call_command("migrate", verbosity=0, interactive=False)
 
     def _append(self, events: int, writers: int, *, follow: bool, measure: bool) -> None:
@@ -125,7 +139,7 @@ class Command(BaseCommand):
                 )
                 if measure:
                     self._say_latencies()
-                call_command("scriba_info", stdout=self.stdout)
+                call_command("scriba_info", *PROJECTIONS, stdout=self.stdout)
 
     def _write(self, events: int, count: int, *, follow: bool) -> float:
         started = time.monotonic()
