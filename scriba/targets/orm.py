@@ -265,7 +265,7 @@ class OrmBatch:
             not self._connection.needs_rollback
             and self._depth_now() == self._depth
             and self._status() is TransactionStatus.INTRANS
-            and not self._has_open_driver_blocks()
+            and not self._has_open__driver_blocks()
         )
 
     def finish(self) -> None:
@@ -283,8 +283,8 @@ class OrmBatch:
             return TransactionStatus.UNKNOWN
         return TransactionStatus(driver.pgconn.transaction_status)
 
-    def _has_open_driver_blocks(self) -> bool:
-        return bool(self._driver.pgconn.pipeline_status or getattr(self._driver, "_num_transactions", 0))
+    def _has_open__driver_blocks(self) -> bool:
+        return bool(self._driver.pgconn.pipeline_status or _driver_blocks(self._driver))
 
     def _lost(self, cause: BaseException) -> Failure | None:
         """Say why no savepoint can help any more; None when one can."""
@@ -294,7 +294,7 @@ class OrmBatch:
             return known if known.kind is FailureKind.TRANSIENT else _CLOSED
         if status is TransactionStatus.IDLE or self._depth_now() < self._depth:
             return _ENDED
-        if status is TransactionStatus.ACTIVE or self._has_open_driver_blocks():
+        if status is TransactionStatus.ACTIVE or self._has_open__driver_blocks():
             return _LEFT_OPEN
         return None
 
@@ -372,9 +372,22 @@ class OrmBatch:
             self._driver.cursor().execute(statements, prepare=False)
 
 
+def _driver_blocks(driver: Any) -> int:
+    """Return how many of psycopg's own transaction() blocks are open; it refuses to commit inside of one."""
+    return int(getattr(driver, "_num_transactions", 0))
+
+
 def _let_go(connection: BaseDatabaseWrapper) -> None:
-    """Show a connection that broke to ``atomic()`` as closed: it would open a new one only to roll back."""
-    if connection.connection is not None and connection.connection.closed:
+    """Show a connection on which no rollback can be said any more to ``atomic()`` as closed.
+
+    One that broke would be opened anew only to roll back; one with an unfinished copy() would wait for itself, for ever.
+    """
+    driver: Any = connection.connection
+    if driver is None:
+        return
+    if not driver.closed and driver.pgconn.transaction_status == TransactionStatus.ACTIVE:
+        driver.pgconn.finish()
+    if driver.closed or driver.pgconn.pipeline_status or _driver_blocks(driver):
         connection.close()
 
 
