@@ -18,11 +18,11 @@ from scriba.engine.handling import DecodeFailed, FailReturned, HandlerCall, Hand
 from scriba.engine.lanes import Routed
 from scriba.engine.letters import letter_for
 from scriba.event import SkipEvent
-from scriba.protocols import CursorMove, FailureKind, FenceLost, Resolution, WriteFailed
+from scriba.protocols import CursorMove, Failure, FailureKind, FenceLost, Resolution, WriteFailed
 from scriba.results import Fail
 
 if TYPE_CHECKING:
-    from scriba.protocols import Batch, Failure, Lease, Letter, LetterWish, StoredLetter, Subscription, Writer
+    from scriba.protocols import Batch, Lease, Letter, LetterWish, StoredLetter, Subscription, Writer
     from scriba.registry import Projection
 
 __all__ = ["RELEASED_AT_ONCE", "Replayer"]
@@ -102,6 +102,10 @@ class Replayer:
             outcome = batch.attempt(call)
         except SkipEvent:
             return False
+        except WriteFailed:
+            raise
+        except Exception as error:
+            raise _HandlerFailed from error
         if outcome:
             batch.add(outcome)
         return outcome is None or bool(outcome)
@@ -146,7 +150,13 @@ class Replayer:
     def _failure_of(self, error: Exception) -> tuple[Failure, BaseException]:
         if isinstance(error, WriteFailed):
             return error.failure, error.__cause__ or error
+        if isinstance(error, _HandlerFailed) and error.__cause__ is not None:
+            return Failure(FailureKind.INTEGRITY, ""), error.__cause__
         return self._projection.target.classify(error), error
+
+
+class _HandlerFailed(Exception):  # noqa: N818 - carries its cause out of the batch
+    """The handler itself failed, with `__cause__`: no error of the database, whatever its class."""
 
 
 OUT_OF_ORDER: Final = (

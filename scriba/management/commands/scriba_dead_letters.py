@@ -207,7 +207,7 @@ class _Work:
     def _count(self, letter: DeadLetter) -> None:
         if letter.status in UNRESOLVED:
             self._results["failed again"] += 1
-            self._complaints.append(f"letter {letter.pk}, {letter}: {letter.note or letter.error_message}")
+            self._complaints.append(f"letter {letter.pk}, {letter}: {letter.error_message} ({letter.note})")
         else:
             self._results[letter.status] += 1
 
