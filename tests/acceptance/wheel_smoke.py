@@ -29,6 +29,7 @@ SETTINGS = textwrap.dedent(
         }
     }
     INSTALLED_APPS = ["django.contrib.contenttypes", "scriba", "smoke"]
+    DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
     SECRET_KEY = "none"
     USE_TZ = True
     """
