@@ -260,7 +260,7 @@ class LogSubscription:
         return self._codec.event(stored, position) if stored else None
 
     def restore(self, event: Event) -> Event:
-        return self._codec.restore(event)
+        return self._codec.restore(event, self._log.original_id)
 
     def locate(
         self, event_id: str | None = None, stream_id: str | None = None, stream_version: int | None = None

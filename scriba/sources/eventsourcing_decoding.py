@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from scriba.event import Event, Payload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from uuid import UUID
+
     from eventsourcing.persistence import Mapper, StoredEvent
 
 __all__ = ["DetailsWithheld", "MapperCodec", "RecordedEvent", "StoredState", "type_of"]
@@ -142,13 +145,17 @@ class MapperCodec:
                 pass
         return state
 
-    def restore(self, event: Event) -> RecordedEvent:
-        """Return `event`, whose ``raw`` and ``raw_metadata`` come out of a dead letter, as the log would hand it over."""
-        originator_id, _, version = event.id.rpartition(":")
+    def restore(self, event: Event, original_id: Callable[[str], UUID | str]) -> RecordedEvent:
+        """Return `event`, whose ``raw`` and ``raw_metadata`` come out of a dead letter, as the log would hand it over.
+
+        `original_id` turns an id that was written as text into what the log hands out.
+        """
+        text, _, version = event.id.rpartition(":")
         topic = event.raw_metadata["topic"]
         raw = event.raw
         state = raw if isinstance(raw, bytes) else json.dumps(raw, separators=(",", ":"), ensure_ascii=False).encode()
-        return self.event(StoredState(event.position, originator_id, int(version), topic, state), event.position)
+        stored = StoredState(event.position, original_id(text), int(version), topic, state)
+        return self.event(stored, event.position)
 
 
 @functools.lru_cache(maxsize=4096)

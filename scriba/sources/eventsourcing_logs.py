@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from scriba.sources.eventsourcing_decoding import StoredState
 
-__all__ = ["Log", "Look", "OrderedLog", "SQLiteLog", "parsed_id"]
+__all__ = ["Log", "Look", "OrderedLog", "SQLiteLog", "has_text_ids", "parsed_id"]
 
 SCAN: Final = 1_000  #: notifications per page while an event is searched for
 
@@ -71,6 +71,10 @@ class Log(Protocol):
 
     def locate(self, originator_id: str, version: int) -> int | None:
         """Return the position of one version of an aggregate, or None while it is not recorded."""
+        ...
+
+    def original_id(self, text: str) -> UUID | str:
+        """Return an originator id, written as text, as the store hands it out."""
         ...
 
     def close(self) -> None: ...
@@ -136,7 +140,7 @@ class OrderedLog:
 
     def _is_recorded(self, originator_id: str, version: int) -> bool:
         recorded: Sequence[StoredEvent] = self._recorder.select_events(
-            parsed_id(originator_id), gt=version - 1, lte=version
+            self.original_id(originator_id), gt=version - 1, lte=version
         )
         return bool(recorded)
 
@@ -149,6 +153,9 @@ class OrderedLog:
                 yield stored
             start = page[-1].id
 
+    def original_id(self, text: str) -> UUID | str:
+        return parsed_id(text)
+
     def close(self) -> None:
         self.wake()
 
@@ -159,9 +166,8 @@ class SQLiteLog(OrderedLog):
     _recorder: SQLiteApplicationRecorder
 
     def locate(self, originator_id: str, version: int) -> int | None:
-        datastore = self._recorder.datastore
-        key: Any = parsed_id(originator_id) if datastore.originator_id_type == "uuid" else originator_id
-        with datastore.transaction(commit=False) as cursor:
+        key = self.original_id(originator_id)
+        with self._recorder.datastore.transaction(commit=False) as cursor:
             cursor.execute(
                 f"SELECT rowid FROM {self._recorder.events_table_name} "
                 "WHERE originator_id = ? AND originator_version = ?",
@@ -170,12 +176,20 @@ class SQLiteLog(OrderedLog):
             row = cursor.fetchone()
         return int(row[0]) if row else None
 
+    def original_id(self, text: str) -> UUID | str:
+        return text if has_text_ids(self._recorder) else parsed_id(text)
+
 
 _BEHIND: Final = (
     "the log is behind the projection: its last position is {head}, and the projection has read up to {read_up_to}. It was "
     "restored, truncated or replaced; new events would get positions that count as read. Restore the read model to the "
     "same moment, or rebuild it: a new version of the projection, or manage.py scriba_reset."
 )
+
+
+def has_text_ids(recorder: Any) -> bool:
+    """Say whether a recorder of the library keeps originator ids as text (possible since 9.5; else they are UUIDs)."""
+    return getattr(recorder.datastore, "originator_id_type", "uuid") == "text"
 
 
 def parsed_id(originator_id: str) -> UUID | str:

@@ -14,9 +14,11 @@ from psycopg import sql
 
 from scriba.sources.commanded_listener import Listener
 from scriba.sources.eventsourcing_gaps import CheckedLog
-from scriba.sources.eventsourcing_logs import parsed_id
+from scriba.sources.eventsourcing_logs import has_text_ids, parsed_id
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from eventsourcing.persistence import Notification
     from eventsourcing.postgres import PostgresApplicationRecorder
 
@@ -65,15 +67,16 @@ class PostgresLog(CheckedLog):
         return found[0] if found else None
 
     def locate(self, originator_id: str, version: int) -> int | None:
-        key: Any = originator_id
-        if self._recorder.datastore.originator_id_type == "uuid":
-            key = parsed_id(originator_id)
-            if isinstance(key, str):
-                return None
+        key = self.original_id(originator_id)
+        if isinstance(key, str) and not has_text_ids(self._recorder):
+            return None
         statement = sql.SQL("SELECT notification_id FROM {} WHERE originator_id = %s AND originator_version = %s")
         with self._recorder.datastore.get_connection() as connection:
             row = connection.execute(statement.format(self._table), (key, version)).fetchone()
         return row["notification_id"] if row else None
+
+    def original_id(self, text: str) -> UUID | str:
+        return text if has_text_ids(self._recorder) else parsed_id(text)
 
     def wait(self, timeout: float) -> None:
         """Wait for a notice. The first time begins to listen, which is a notice too: what came before is looked for."""

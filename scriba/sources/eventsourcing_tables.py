@@ -29,6 +29,8 @@ from scriba.sources.eventsourcing_gaps import CheckedLog
 from scriba.sources.eventsourcing_logs import Look, parsed_id
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from django.core.checks import CheckMessage
 
     from scriba.protocols import Identity, Shard
@@ -220,6 +222,9 @@ class OwnTableLog(CheckedLog):
         with self._turn:
             return self._rows.locate(self._aside.rows, originator_id, version)
 
+    def original_id(self, text: str) -> UUID | str:
+        return parsed_id(text)
+
     def close(self) -> None:
         self._reading.close()
         with self._turn:
@@ -258,6 +263,9 @@ class InlineTableLog:
 
     def locate(self, originator_id: str, version: int) -> int | None:
         return self._rows.locate(self._query, originator_id, version)
+
+    def original_id(self, text: str) -> UUID | str:
+        return parsed_id(text)
 
     def close(self) -> None: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
@@ -11,6 +12,8 @@ import psycopg
 import pytest
 
 pytest.importorskip("eventsourcing", reason='pip install "scriba[eventsourcing]"')
+if version("eventsourcing").startswith("9.4"):
+    pytest.skip("originator ids that are no UUIDs need eventsourcing 9.5", allow_module_level=True)
 
 from eventsourcing.application import Application
 from eventsourcing.persistence import StoredEvent
@@ -49,7 +52,7 @@ register_topic("contract:counted", Counted)
 register_topic("contract:counted-by-uuid", CountedByUUID)
 
 
-class Counting(Application[str]):
+class Counting(Application):
     pass
 
 
@@ -75,9 +78,9 @@ class EventSourcingContract(SourceContract):
         return [self.record(self.event(type, stream_id, padding)) for _ in range(count)]
 
     def event(self, kind: str, stream_id: str, padding: int) -> StoredEvent:
-        self.versions[stream_id] = version = self.versions.get(stream_id, 0) + 1
-        state = self.writer.mapper.to_stored_event(Counted(stream_id, version, "x" * padding)).state
-        return StoredEvent(stream_id, version, f"contract:{kind}", state)
+        self.versions[stream_id] = number = self.versions.get(stream_id, 0) + 1
+        state = self.writer.mapper.to_stored_event(Counted(stream_id, number, "x" * padding)).state
+        return StoredEvent(stream_id, number, f"contract:{kind}", state)
 
     def record(self, event: StoredEvent) -> int:
         (position,) = self.writer.recorder.insert_events([event])

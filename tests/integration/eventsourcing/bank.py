@@ -61,7 +61,7 @@ class Account(Aggregate):
         self.is_closed = True
 
 
-class Bank(Application[UUID]):
+class Bank(Application):
     def open(self, holder: str, email: str) -> UUID:
         account = Account(holder, email)
         self.save(account)

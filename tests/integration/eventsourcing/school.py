@@ -21,7 +21,7 @@ class Dog(Aggregate):
         self.tricks.append(trick)
 
 
-class School(Application[UUID]):
+class School(Application):
     def enrol(self, name: str) -> UUID:
         dog = Dog(name)
         self.save(dog)

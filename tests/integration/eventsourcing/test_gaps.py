@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 from uuid import uuid4
 
@@ -30,7 +31,7 @@ TORTURE_S = float(os.environ.get("SCRIBA_TORTURE", "0"))
 @pytest.fixture
 def school(postgres_store: Store) -> Any:
     """The writing application: constructing it creates the tables."""
-    with postgres_store.open(School) as application:
+    with closing(postgres_store.open(School)) as application:
         yield application
 
 
@@ -235,10 +236,15 @@ def test_a_notice_ends_the_wait(school: School, postgres_store: Store) -> None:
     log = subscription._log  # type: ignore[attr-defined]
     log.wait(0.0)
     wait_until(log._listener.listening.is_set, what="the listener to listen")
-    wait_until(lambda: not log._woken.wait(0.0) or log._woken.clear(), what="the notice of its own start")
     found: list[Event] = []
-    waiting = threading.Thread(target=lambda: found.extend(subscription.fetch(10, 60.0).events))
+
+    def follow() -> None:
+        while not found:  # the start of listening is a hint as well, and finds nothing
+            found.extend(subscription.fetch(10, 60.0).events)
+
+    waiting = threading.Thread(target=follow, daemon=True)
     waiting.start()
+    wait_until(lambda: not log._woken.is_set(), what="the reader to wait")
 
     school.save(Dog("Fido"))
 

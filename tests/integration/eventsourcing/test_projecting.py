@@ -6,6 +6,7 @@ import base64
 import logging
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -262,7 +263,7 @@ def test_an_encrypted_bank_becomes_a_read_model(world: World, encrypted_store: S
 
 def test_a_wrong_key_halts(world: World, encrypted_store: Store) -> None:
     """It hits every event: no letters, no cursor moved, and the cause says what to look at."""
-    with encrypted_store.open(Bank) as bank:
+    with closing(encrypted_store.open(Bank)) as bank:
         busy_day(bank, seed=5)
     source = encrypted_store.source(Bank, env={"CIPHER_KEY": OTHER_KEY})
 
@@ -276,7 +277,7 @@ def test_a_wrong_key_halts(world: World, encrypted_store: Store) -> None:
 def test_a_wrong_key_halts_where_events_come_one_by_one(world: World, encrypted_store: Store) -> None:
     """A single failure is one event's fault; the third in a row, with no success between, is not."""
     source = encrypted_store.source(Bank, env={"CIPHER_KEY": OTHER_KEY})
-    with encrypted_store.open(Bank) as bank:
+    with closing(encrypted_store.open(Bank)) as bank:
         with world.running(world.projection(accounts, source=source)):
             for count in (1, 2):
                 bank.open("Ada", "a@example.org")
