@@ -173,7 +173,7 @@ class PgLedger:
     def resume(self, lease: Lease) -> Resume:
         """Read where to continue. Raises :class:`FenceLost` when the epoch is not ours any more."""
         found = self._connection.rows(
-            "SELECT segment.watermark, segment.ceiling, projection.floor "
+            "SELECT segment.watermark, segment.ceiling, projection.floor, segment.anchor "
             "FROM scriba_segments AS segment JOIN scriba_projections AS projection "
             "  USING (projection_name, projection_version) "
             f"WHERE segment.id = %(segment)s AND {_OURS}",
@@ -181,9 +181,9 @@ class PgLedger:
         )
         if not found:
             raise FenceLost
-        watermark, ceiling, floor = found[0]
+        watermark, ceiling, floor, anchor = found[0]
         ceiling = self._first_ceiling(lease) if ceiling is None else ceiling
-        return Resume(watermark, ceiling, -1 if floor is None else floor)
+        return Resume(watermark, ceiling, -1 if floor is None else floor, anchor)
 
     def _first_ceiling(self, lease: Lease) -> int:
         """Start a new segment's ceiling at the highest cursor there is: seeded and carried-over ones count.
@@ -244,6 +244,10 @@ class PgLedger:
     def save_watermark(self, lease: Lease, progress: Progress) -> bool:
         """Durably move the watermark (never back). False: fenced. The lease is the heartbeat's business."""
         return self._write(lease, _PROGRESS, _reported(progress))
+
+    def save_anchor(self, lease: Lease, anchor: str) -> bool:
+        """Durably keep what the source says that positions are counted in. False: fenced."""
+        return self._write(lease, "anchor = %(anchor)s", {"anchor": _stored(anchor)})
 
     def halt(self, lease: Lease, cause: str, label: str) -> Lease | None:
         """Record a halt (the first cause is kept) and raise the epoch, so that nothing commits after it.

@@ -40,13 +40,15 @@ class Identity(NamedTuple):
 class Shard(NamedTuple):
     """The share of a source that one segment reads: `resume` is the position to continue *after*.
 
-    `resume` None means: never read before, begin where the source's `start_from` says.
+    `resume` None means: never read before, begin where the source's `start_from` says. `anchor` is what an earlier
+    subscription said about itself (see `Subscription`); empty when none did.
     """
 
     partition: str = ""
     slice_from: int = 0
     slice_to: int = SLICES - 1
     resume: int | None = None
+    anchor: str = ""
 
 
 class Page(NamedTuple):
@@ -152,6 +154,10 @@ class Subscription(Protocol):
 
     # Optional: ``floor() -> int | None``. Events at or below it were settled elsewhere (the checkpoint of a
     # subscription that is shared with another system): they are counted as ``dedup`` without a look.
+    #
+    # Optional: ``anchor() -> str``. What the positions are counted in, in a few words: it changes when the store
+    # begins to count anew, so that old positions mean other events. The engine keeps it beside the watermark and
+    # hands it back with the next shard; empty: not known yet.
 
 
 # --- Target ---------------------------------------------------------------------------------------------
@@ -466,12 +472,14 @@ class Resume(NamedTuple):
     """Where a new owner continues. Read only after the takeover is complete.
 
     `watermark` None: never run. `ceiling`: nothing above it was ever handed out. `floor`: everything at or
-    below it counts as settled elsewhere (an imported cursor).
+    below it counts as settled elsewhere (an imported cursor). `anchor`: what positions are counted in, in the
+    source's own words.
     """
 
     watermark: int | None
     ceiling: int
     floor: int
+    anchor: str = ""
 
 
 class Progress(NamedTuple):
@@ -530,6 +538,10 @@ class Ledger(Protocol):
 
     def save_watermark(self, lease: Lease, progress: Progress) -> bool:
         """Durably move the watermark (never back). False: fenced."""
+        ...
+
+    def save_anchor(self, lease: Lease, anchor: str) -> bool:
+        """Durably keep what the source says that positions are counted in. False: fenced."""
         ...
 
     def halt(self, lease: Lease, cause: str, label: str) -> Lease | None:

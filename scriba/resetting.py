@@ -118,7 +118,7 @@ FROM scriba_segments WHERE {_PROJECTION} ORDER BY id FOR UPDATE
 """
 _RAISE: Final = f"""
 UPDATE scriba_segments SET epoch = epoch + 1, watermark = NULL, watermark_at = NULL, ceiling = NULL, head = NULL,
-       head_at = NULL, rate = 0
+       head_at = NULL, rate = 0, anchor = ''
 WHERE {_PROJECTION}
 """
 _DISCARD: Final = f"""

@@ -68,6 +68,7 @@ class Reader:
         self._on_change = on_change
         self._first = resume.watermark is None
         self._resume = resume.watermark
+        self._anchor = resume.anchor
         self._ceiling = -1
         self.subscription: Subscription | None = None  #: read by lanes for replays; None while reconnecting
         self._closing = threading.Event()
@@ -144,6 +145,7 @@ class Reader:
         if not self._room():
             return
         page = subscription.fetch(PAGE, self._poll_s())
+        self._remember_anchor(ledger, subscription)
         self._remember_start(ledger, page)
         self._promise(ledger, page.scanned)
         if not self._route(page):
@@ -181,6 +183,14 @@ class Reader:
         if not ledger.save_watermark(self._lease, Progress(Status.RUNNING, watermark=start)):
             raise FenceLost
         self._first = False
+
+    def _remember_anchor(self, ledger: Ledger, subscription: Subscription) -> None:
+        """Keep what the source counts in, so that the next start can tell whether it still counts the same."""
+        anchor = getattr(subscription, "anchor", lambda: "")()
+        if anchor and anchor != self._anchor:
+            if not ledger.save_anchor(self._lease, anchor):
+                raise FenceLost
+            self._anchor = anchor
 
     def _promise(self, ledger: Ledger, scanned: int) -> None:
         if scanned <= self._ceiling:
@@ -234,7 +244,7 @@ class Reader:
     # --- the subscription ---------------------------------------------------------------------------------
 
     def _subscribe(self) -> Subscription:
-        shard = Shard(self._lease.partition, self._lease.slice_from, self._lease.slice_to, self._resume)
+        shard = Shard(self._lease.partition, self._lease.slice_from, self._lease.slice_to, self._resume, self._anchor)
         subscription = self._source.subscribe(self._projection.identity, [shard])
         try:
             self.floor = getattr(subscription, "floor", lambda: None)()

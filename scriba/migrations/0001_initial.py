@@ -119,6 +119,7 @@ class Migration(migrations.Migration):
                 ('watermark', models.BigIntegerField(null=True)),
                 ('watermark_at', models.DateTimeField(null=True)),
                 ('ceiling', models.BigIntegerField(null=True)),
+                ('anchor', models.TextField(db_default='', default='')),
                 ('head', models.BigIntegerField(null=True)),
                 ('head_at', models.DateTimeField(null=True)),
                 ('rate', models.FloatField(db_default=0.0, default=0.0)),

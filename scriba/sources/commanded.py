@@ -114,8 +114,6 @@ class CommandedSource:
         self.stream_prefix = stream_prefix
         self.lock_style = None if lock_style is None else _one_of("lock_style", lock_style, LOCK_STYLES)
         self.event_types: list[str] | None = None
-        #: The `stream_id` that a single stream had, per projection: remembered across reconnects of this process.
-        self.known_streams: dict[Identity, int] = {}
 
     @property
     def is_filtered(self) -> bool:

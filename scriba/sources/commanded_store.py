@@ -218,9 +218,10 @@ class Statements:
         self.page = self._fill(_PAGE)
         self.one = self._fill(_ONE)
         self.head = self._fill(_HEAD)
-        self.counter = self._fill("SELECT stream_version FROM {streams} WHERE stream_id = %(stream)s")
         self.stream = self._fill(
-            "SELECT stream_id, stream_version, {deleted_at} IS NOT NULL FROM {streams} WHERE stream_uuid = %(name)s"
+            "SELECT stream_id, stream_version, {deleted_at} IS NOT NULL,"
+            " stream_id || '@' || (extract(epoch FROM created_at) * 1000000)::bigint"
+            " FROM {streams} WHERE stream_uuid = %(name)s"
         )
         self.position_of_id = self._fill(
             "SELECT stream_version FROM {links} WHERE event_id = %(event_id)s AND stream_id = %(stream)s"

@@ -45,11 +45,12 @@ LOOK_AGAIN_S: Final = 1.0  #: how often an idle reader compares its cursor with 
 
 
 class _Stream(NamedTuple):
-    """What is read: a stream's key, its counter, and whether it may be read."""
+    """What is read: a stream's key, its counter, whether it may be read, and which of its name it is."""
 
     id: int
     version: int
     is_deleted: bool
+    anchor: str
 
 
 class CommandedSubscription:
@@ -63,6 +64,7 @@ class CommandedSubscription:
         self._source = source
         self._identity = identity
         self._resume = shard.resume
+        self._anchor = shard.anchor
         self._is_reading = False
         self._hint = threading.Event()
         self._checkpoint: SharedCheckpoint | None = None
@@ -133,6 +135,10 @@ class CommandedSubscription:
         """Take the lock, and return what either side has settled: the larger of `last_seen` and our own watermark."""
         self._watch()
         return None if self._checkpoint is None else self._checkpoint.last_seen
+
+    def anchor(self) -> str:
+        """Return which stream, of all that ever had this name, the positions count: its key and its birth."""
+        return self._anchor
 
     def read(self, position: int, partition: str = "") -> Event | None:
         """Return the event at `position`; None when it was hard-deleted."""
@@ -223,20 +229,21 @@ class CommandedSubscription:
 
     def _find_stream(self) -> _Stream | None:
         """Return what is read; None for a single stream that does not exist (yet)."""
-        if self._source.stream == ALL:
-            return _ALL_EVENTS
+        return _ALL_EVENTS if self._source.stream == ALL else self._look()
+
+    def _look(self) -> _Stream | None:
+        """Look the stream up, and make sure that it is the one that was read before.
+
+        A reset of the store, and a stream that is hard-deleted and created again, begin to count at 1 once more.
+        Their rows are new ones.
+        """
         row = self._row(self._statements.stream, {"name": self._source.stream})
         if row is None:
             return None
         stream = _Stream(*row)
-        known = self._source.known_streams.setdefault(self._identity, stream.id)
-        if known != stream.id:
-            msg = (
-                f"the stream {self._source.stream!r} was deleted and created again (its stream_id was {known} and is now "
-                f"{stream.id}): its versions begin at 1 again, so the cursor {self._cursor} says nothing about it. Rebuild "
-                "the read model: a new version of the projection, or manage.py scriba_reset."
-            )
-            raise SourceError(msg)
+        if self._anchor not in {"", stream.anchor}:
+            raise SourceError(self._counts_anew(stream))
+        self._anchor = stream.anchor
         if stream.is_deleted and not self._complained:
             self._complained = True
             logger.warning(
@@ -244,14 +251,27 @@ class CommandedSubscription:
             )
         return stream
 
+    def _counts_anew(self, stream: _Stream) -> str:
+        what = (
+            f"the event store in schema {self._source.schema!r} was reset"
+            if self._source.stream == ALL
+            else f"the stream {self._source.stream!r} was deleted and created again"
+        )
+        return (
+            f"{what} (its row was {self._anchor} and is now {stream.anchor}): numbers begin at 1 again, so the cursor "
+            f"{self._cursor} says nothing about it. Rebuild the read model: a new version of the projection, or manage.py "
+            "scriba_reset. If it holds the same events under the same numbers (a copy), say so: UPDATE scriba_segments SET "
+            f"anchor = '' WHERE projection_name = '{self._identity.name}'"
+        )
+
     def _check_cursor(self, *, at_most_every_s: float = 0.0) -> None:
         """Compare the cursor with the counter that only grows: above it, this is another store than before."""
         now = time.monotonic()
         if now - self._looked_at < at_most_every_s:
             return
         self._looked_at = now
-        stream = self._find_stream()
-        counter = 0 if stream is None else self._counter(stream)
+        stream = self._look()
+        counter = 0 if stream is None else stream.version
         if self._cursor <= counter or self._shape.in_recovery:  # a replica may be behind: it will come
             return
         msg = (
@@ -262,10 +282,6 @@ class CommandedSubscription:
         )
         raise SourceError(msg)
 
-    def _counter(self, stream: _Stream) -> int:
-        row = self._row(self._statements.counter, {"stream": stream.id})
-        return 0 if row is None else int(row[0])
-
     def _start(self) -> int:
         """Return the number after which a projection begins that never ran: `start_from`."""
         start = self._source.start_from
@@ -273,8 +289,8 @@ class CommandedSubscription:
             return 0
         if start != "current":
             return int(start)
-        stream = self._find_stream()
-        return 0 if stream is None else self._counter(stream)
+        stream = self._look()
+        return 0 if stream is None else stream.version
 
     # --- lock and ear -------------------------------------------------------------------------------------
 
@@ -332,7 +348,7 @@ class CommandedSubscription:
             return cursor.execute(statement, parameters).fetchone()
 
 
-_ALL_EVENTS: Final = _Stream(0, 0, is_deleted=False)
+_ALL_EVENTS: Final = _Stream(0, 0, is_deleted=False, anchor="")
 
 
 def _utc(at: datetime | None) -> datetime | None:

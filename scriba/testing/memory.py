@@ -447,6 +447,13 @@ class MemoryLedger:
                 self._state.watermarks.append(progress.watermark)
             return True
 
+    def save_anchor(self, lease: Lease, anchor: str) -> bool:
+        with self._state.lock:
+            if lease.epoch != self._state.epoch:
+                return False
+            self._state.resume = self._state.resume._replace(anchor=anchor)
+            return True
+
     def halt(self, lease: Lease, cause: str, label: str) -> Lease | None:
         with self._state.lock, self._state.target.lock:
             if lease.epoch != self._state.epoch:

@@ -69,10 +69,12 @@ def subscribe(identity: Identity) -> Iterator[Subscribe]:
     """Open a subscription on a store, polling unless asked otherwise; closed after the test."""
     with ExitStack() as cleanup:
 
-        def open_one(store: Store, *, resume: int | None = None, source: Any = None, **options: Any) -> Any:
+        def open_one(
+            store: Store, *, resume: int | None = None, anchor: str = "", source: Any = None, **options: Any
+        ) -> Any:
             name = options.pop("identity", identity)
             source = source or source_of(store, **options)
-            subscription = source.subscribe(name, [Shard(resume=resume)])
+            subscription = source.subscribe(name, [Shard(resume=resume, anchor=anchor)])
             cleanup.callback(subscription.close)
             return subscription
 

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
+import scriba
 from scriba import PermanentFailure, Skip, wait_for
 from scriba.exceptions import WaitTimeout
 from scriba.registry import _remember, forget
@@ -26,6 +27,20 @@ def soon(monkeypatch: Any) -> None:
     """Refused locks are tried again soon, and held ones checked often."""
     monkeypatch.setattr(commanded_checkpoint, "RETRY_S", (0.05, 0.1))
     monkeypatch.setattr(commanded_checkpoint, "CHECK_EVERY_S", 0.05)
+
+
+@pytest.fixture
+def registered() -> Any:
+    made: list[Any] = []
+
+    def register(projection: Any) -> Any:
+        _remember(projection)
+        made.append(projection)
+        return projection
+
+    yield register
+    for projection in made:
+        forget(projection)
 
 
 def reading(world: World, store: Any, handler: Any = None, *, source: Any = None, **options: Any) -> Any:
@@ -108,7 +123,7 @@ def test_connections_that_are_cut_again_and_again_cost_nothing(world: World, sto
 
 
 def test_a_store_that_was_reset_halts_the_projection(world: World, store: Any, monkeypatch: Any) -> None:
-    """The halt says what happened, with both numbers and the cure."""
+    """The halt says what happened and the cure."""
     monkeypatch.setattr(commanded_subscription, "LOOK_AGAIN_S", 0.0)
     store.append("a", 5)
     with world.running(reading(world, store)):
@@ -116,8 +131,37 @@ def test_a_store_that_was_reset_halts_the_projection(world: World, store: Any, m
         store.reset()
         wait_until(lambda: world.state.halt_cause, what="the halt")
 
-    assert "has read up to number 5" in world.state.halt_cause
-    assert "was reset or restored" in world.state.halt_cause
+    assert "was reset (its row was 0@" in world.state.halt_cause
+    assert "so the cursor 5 says nothing about it" in world.state.halt_cause
+
+
+def test_a_store_that_was_reset_while_nobody_looked_halts_too(world: World, store: Any) -> None:
+    """Reset, and grown past the watermark before the next start: what positions were counted in is kept with them."""
+    store.append("a", 5)
+    projection = reading(world, store)
+    assert world.run(projection) == 0
+    store.reset()
+    store.append("b", 50)
+
+    assert world.run(projection) == 1
+
+    assert "was reset (its row was 0@" in world.state.halt_cause
+    assert world.applied() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_after_a_reset_of_both_it_begins_at_one(world: World, store: Any, registered: Any) -> None:
+    """A projection that was made to forget reads a store that was reset from its first event."""
+    store.append("a", 5)
+    projection = registered(reading(world, store))
+    assert world.run(projection) == 0
+    store.reset()
+    store.append("b", 3)
+
+    scriba.reset(world.name)
+    assert world.run(projection) == 0
+
+    assert world.applied() == [1, 2, 3, 4, 5, 1, 2, 3]
 
 
 def test_events_of_other_types_move_the_watermark(world: World, store: Any) -> None:
@@ -278,20 +322,6 @@ def test_a_deleted_subscription_is_created_again_where_we_are(world: World, stor
 
 
 # --- waiting ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def registered() -> Any:
-    made: list[Any] = []
-
-    def register(projection: Any) -> Any:
-        _remember(projection)
-        made.append(projection)
-        return projection
-
-    yield register
-    for projection in made:
-        forget(projection)
 
 
 @pytest.mark.parametrize("options", [{}, SHARED])
