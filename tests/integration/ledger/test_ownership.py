@@ -102,6 +102,7 @@ def test_no_write_of_an_older_epoch_changes_anything(desk: Desk) -> None:
     assert not ledger.heartbeat(old, 60.0, news)
     assert not ledger.save_watermark(old, news)
     assert not ledger.raise_ceiling(old, 900)
+    assert not ledger.save_anchor(old, "zombie")
     assert ledger.halt(old, "zombie", "zombie") is None
     ledger.release(old)
     ledger.open_lanes(old, 3)
@@ -193,6 +194,15 @@ def test_an_imported_cursor_is_the_floor(desk: Desk) -> None:
     desk.rows.rows("UPDATE scriba_projections SET floor = 41 WHERE projection_name = %s", [desk.identity.name])
 
     assert ledger.resume(lease) == Resume(None, -1, 41)
+
+
+def test_what_positions_are_counted_in_is_kept_beside_the_watermark(desk: Desk) -> None:
+    """In the source's own words, whatever characters those have; the next owner hands it back to the source."""
+    ledger, lease = desk.owned()
+
+    assert ledger.save_anchor(lease, "stream 7\x00")
+
+    assert ledger.resume(lease) == Resume(None, -1, -1, "stream 7\\x00")
 
 
 def test_each_lane_has_one_counter_row_and_the_sums_are_of_this_segment(desk: Desk) -> None:
