@@ -11,7 +11,6 @@ Statements are never prepared on the server: a plan that was cached while the st
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from psycopg import sql
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     import psycopg
 
 __all__ = ["ALL", "Statements", "StoreShape", "inspect_store"]
-
-logger = logging.getLogger("scriba")
 
 Version = tuple[int, int, int]
 
@@ -49,6 +46,14 @@ class StoreShape(NamedTuple):
     @property
     def is_legacy(self) -> bool:
         return self.version is not None and self.version < FULL
+
+    @property
+    def remark(self) -> str:
+        """What operators should know about the version; empty for one that is read fully and was tried."""
+        if self.version is None or FULL <= self.version <= NEWEST:
+            return ""
+        what = "is read in legacy mode" if self.is_legacy else f"this reader was tried up to {_name(NEWEST)}"
+        return f"the event store in schema {self.schema!r} has schema version {_name(self.version)}; {what}"
 
     @property
     def channel(self) -> str:
@@ -175,12 +180,6 @@ def _check_version(shape: StoreShape) -> None:
     if shape.column not in {"bytea", "jsonb"}:
         msg = f"{where} keeps its payloads in a column of type {shape.column!r}; bytea and jsonb are understood."
         raise SourceError(msg)
-    if shape.is_legacy:
-        logger.warning("%s has schema version %s and is read in legacy mode", where, _name(shape.version or OLDEST))
-    elif shape.version is not None and shape.version > NEWEST:
-        logger.warning(
-            "%s has schema version %s; this reader was tried up to %s", where, _name(shape.version), _name(NEWEST)
-        )
 
 
 def _name(version: Version) -> str:

@@ -88,6 +88,8 @@ class CommandedSubscription:
     def _begin(self) -> None:
         """Take the lock, listen, and only then decide where to begin: what comes after that is heard of."""
         source, cursor = self._source, self._resume
+        if self._shape.remark:
+            logger.warning("%s: %s", self._identity, self._shape.remark)
         if source.checkpoint == "shared":
             self._checkpoint = self._claim()
             cursor = max(self._checkpoint.last_seen, -1 if cursor is None else cursor)
