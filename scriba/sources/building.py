@@ -177,9 +177,17 @@ def _converter(forbid: bool, *, detailed: bool) -> Any:  # noqa: FBT001 - as abo
 
 
 def _with_pydantic(given: type[Any], forbid: bool) -> Build:  # noqa: FBT001 - as above
-    fields: Mapping[str, Any] = given.model_fields
-    known = {*fields, *(field.alias for field in fields.values()), *(field.validation_alias for field in fields.values())}
-    return _guarded(given, given.model_validate, known if forbid else None)
+    return _guarded(given, given.model_validate, _pydantic_names(given) if forbid else None)
+
+
+def _pydantic_names(given: type[Any]) -> set[str]:
+    """Return the keys that a model reads: names and aliases, of which a field may have several."""
+    known: set[str] = set()
+    for name, field in given.model_fields.items():
+        for alias in (name, field.alias, field.validation_alias):
+            choices = getattr(alias, "choices", (alias,))
+            known.update(str(getattr(choice, "path", (choice,))[0]) for choice in choices)
+    return known
 
 
 def _with_msgspec(given: type[Any], forbid: bool) -> Build:  # noqa: FBT001 - as above

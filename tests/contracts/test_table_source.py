@@ -17,8 +17,9 @@ from tests.integration.sources.shapes import PlainEvent
 class TestTableSource(SourceContract):
     @pytest.fixture(autouse=True)
     def an_empty_table(self, django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+        connection = connections["default"]
+        assert str(connection.settings_dict["NAME"]).startswith("test_")
         with django_db_blocker.unblock():
-            connection = connections["default"]
             with connection.schema_editor() as editor:
                 editor.execute("DROP TABLE IF EXISTS shapes_plainevent")
                 editor.create_model(PlainEvent)
@@ -27,6 +28,10 @@ class TestTableSource(SourceContract):
             with connection.schema_editor() as editor:
                 editor.delete_model(PlainEvent)
             connections.close_all()
+
+    def test_the_identity_names_the_table(self, transactional_db: None) -> None:
+        """Database, table and column: a projection recognises its source. (Asks for the session's test database, too.)"""
+        assert self.make_source().identity() == "table:default.shapes_plainevent(id)"
 
     def make_source(self, **options: Any) -> TableSource:
         return TableSource(PlainEvent, **options)

@@ -9,14 +9,29 @@ import pytest
 from django.db import connection, connections, models
 
 from tests.integration.sources import shapes
+from tests.integration.sources.reading import Reader
 from tests.support.processes import database_url
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let one test ask for a database in pytest-django's way, so that the session has a test database.
+
+    The others make and drop their own tables, and need none of the flushing (with permissions and content types made
+    anew) that costs more than the test.
+    """
+    first = next((item for item in items if "database" in getattr(item, "fixturenames", ())), None)
+    if first is not None:
+        first.fixturenames.append("transactional_db")
 
 
 @pytest.fixture
 def database(django_db_setup: None, django_db_blocker) -> Iterator[None]:
-    """The test database, without a transaction around the test and without a flush: these tests make their own tables."""
+    """The test database, without a transaction around the test: writers beside Django's connection see everything."""
+    assert str(connection.settings_dict["NAME"]).startswith("test_"), "these tests make tables: never in a real database"
     with django_db_blocker.unblock():
         yield
+        while Reader.opened:
+            Reader.opened.pop().close()
         connections.close_all()
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
-from django.db import connections
 
 from scriba.protocols import Identity, Page, Shard
 from scriba.sources import TableSource
@@ -18,7 +17,10 @@ IDENTITY = Identity("reading", 1)
 class Reader:
     """One subscription, and every position that it has handed out so far."""
 
+    opened: ClassVar[list[Reader]] = []  #: closed by the fixture `database`
+
     def __init__(self, source: TableSource, resume: int | None = None) -> None:
+        self.opened.append(self)
         self.subscription = source.subscribe(IDENTITY, [Shard(resume=resume)])
         self.seen: list[int] = []
         self.events: list[Any] = []
@@ -55,7 +57,3 @@ def append(writer: psycopg.Connection, stream: str = "s", *, version: int | None
         (stream, version),
     ).fetchone()
     return int(row[0])
-
-
-def close_here() -> None:
-    connections.close_all()

@@ -104,7 +104,6 @@ def test_later_events_are_numbered_by_the_database(table, writer):
     assert reader.seen == [1, 2, 3, 4, 5, 6]
     assert reader.events[0].id == str(old)
     assert TableSource(model).database_checks(["default"]) == []
-    reader.close()
 
 
 def test_an_empty_table_begins_at_one(table):
@@ -192,8 +191,7 @@ def test_the_sql_can_be_shown(table):
     assert any("row_number()" in statement for statement in editor.collected_sql)
 
 
-@pytest.mark.django_db
-def test_our_own_tables_need_no_migration():
+def test_our_own_tables_need_no_migration(database):
     """The field changes nothing about Scriba's own migrations."""
     out = io.StringIO()
     call_command("makemigrations", "scriba", check=True, dry_run=True, stdout=out)

@@ -28,8 +28,7 @@ from tests.support.waiting import wait_until
 def reader(plain):
     opened = Reader(TableSource(PlainEvent))
     opened.look()
-    yield opened
-    opened.close()
+    return opened
 
 
 def ended(pid: int) -> bool:
@@ -160,6 +159,22 @@ def test_a_savepoint_that_was_rolled_back_still_holds(reader, writer):
     assert reader.look_until_quiet() == [later, again]
 
 
+def test_a_writer_that_fills_a_hole_by_hand_is_waited_for(reader, writer):
+    """An explicit number draws nothing from the sequence; the lock on the table is evidence enough while it is at work."""
+    undone, fast, by_hand = writer(), writer(), writer()
+    hole = append(undone)
+    undone.rollback()
+    last = append(fast)
+    fast.commit()
+    by_hand.execute(
+        "INSERT INTO shapes_plainevent (id, event_id, stream_id, event_type, data) VALUES (%s, gen_random_uuid(), 's', 't', '{}')",
+        (hole,),
+    )
+    assert reader.look() == []
+    by_hand.commit()
+    assert reader.look_until_quiet() == [hole, last]
+
+
 def test_copy_and_insert_select_are_waited_for(reader, writer):
     """Rows that come in bulk draw their numbers like others."""
     bulk, copying, fast = writer(), writer(), writer()
@@ -251,7 +266,6 @@ def test_the_page_is_read_again_after_the_evidence(plain, writer, monkeypatch):
 
     monkeypatch.setattr(horizon, "_look_at_numbers", commit_first)
     assert reader.look() == [late, early]
-    reader.close()
 
 
 def test_a_writer_that_draws_while_evidence_is_taken_is_waited_for(plain, writer, monkeypatch):
@@ -286,7 +300,6 @@ def test_a_writer_that_draws_while_evidence_is_taken_is_waited_for(plain, writer
     slow.commit()
     reader.look_until_quiet()
     assert reader.seen == [visible, gap_end, *drawn]
-    reader.close()
 
 
 # --- holes ----------------------------------------------------------------------------------------------
@@ -342,7 +355,6 @@ def test_a_first_start_waits_for_writers_that_are_at_work(plain, writer):
     assert reader.look() == []
     slow.commit()
     assert reader.look_until_quiet() == [late, early]
-    reader.close()
 
 
 # --- two phases -----------------------------------------------------------------------------------------
@@ -389,7 +401,6 @@ def test_a_partitioned_table_is_read_as_one(database, writer):
     assert reader.look_until_quiet() == [late, early]
     fast.commit()
     assert reader.look_until_quiet() == [added]
-    reader.close()
     run("DROP TABLE shapes_partitioned CASCADE")
 
 
@@ -409,7 +420,6 @@ def test_a_position_that_a_trigger_draws_is_tailed(table, writer):
     assert reader.look() == []
     slow.commit()
     assert reader.look_until_quiet() == [late, early]
-    reader.close()
     run(NO_TRIGGER)
 
 
