@@ -36,16 +36,24 @@ class Lane:
         self._jobs: deque[Any] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self._last = -1
         self._bytes = 0
 
     def put(self, items: Sequence[Routed], timeout: float) -> bool:
         """Append `items` as soon as the lane is below its capacity; False when it stayed full for `timeout` s.
 
-        All or nothing: a lane holds at most its capacity and one page.
+        All or nothing: a lane holds at most its capacity and one page. Items at or below the last position that was
+        ever put here are left out: a connection that breaks while a page is routed lets the page be read again, and
+        what this lane holds or has settled already must not come a second time.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._closed or len(self._queue) < self._capacity, timeout):
                 return False
+            if items[0].event.position <= self._last:
+                items = [item for item in items if item.event.position > self._last]
+            if not items:
+                return True
+            self._last = items[-1].event.position
             self._queue.extend(items)
             self._bytes += sum(item.event.size for item in items)
             self._changed.notify_all()

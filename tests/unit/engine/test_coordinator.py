@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from typing import Any
 
@@ -198,6 +199,39 @@ def test_nothing_is_handed_out_above_the_durable_ceiling() -> None:
 
     assert len(seen) == 50
     assert all(position <= ceiling for position, ceiling in seen)
+
+
+@pytest.mark.case("A10")
+@pytest.mark.parametrize("seed", range(8))
+def test_a_connection_that_breaks_while_a_page_is_routed_brings_nothing_twice(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some lanes have the page's events already when the page is read again: nothing is handled a second time."""
+    monkeypatch.setattr("scriba.engine.reader.HEAD_EVERY_S", 0.0)
+    source, target, state = memory_world(*streams(60))
+    chance, subscribe = random.Random(seed), source.subscribe
+
+    def fragile(identity: Any, shards: Any) -> Any:
+        subscription = subscribe(identity, shards)
+        head = subscription.head
+
+        def look(partition: str = "") -> Any:
+            if chance.random() < 0.3:
+                raise ConnectionError("broken in the middle of a page")
+            return head(partition)
+
+        subscription.head = look  # type: ignore[method-assign]
+        return subscription
+
+    source.subscribe = fragile  # type: ignore[method-assign]
+    monkeypatch.setattr("scriba.engine.reader.BACKOFF_S", (0.0,))
+    with Running(make_projection(insert_position, source, target, parallelism=4), state):
+        wait_until(lambda: len(target.log) >= 60, what="all events")
+        source.append(*streams(120)[60:])
+        wait_until(lambda: state.resume.watermark == 120, what="the watermark")
+
+    assert sorted(write.obj[1] for write in target.log) == list(range(1, 121))
+    assert conserved(target, 120)
 
 
 @pytest.mark.case("D5")

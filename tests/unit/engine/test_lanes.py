@@ -38,6 +38,17 @@ def test_a_full_lane_refuses_and_a_settled_one_accepts_again() -> None:
     assert len(lane) == 2
 
 
+def test_a_position_is_put_once() -> None:
+    """A page that is read again after a lost connection brings nothing that is here, or has been here."""
+    lane = Lane(0, 10)
+    lane.put([item(1), item(3)], 0)
+    lane.settle(1)
+    assert lane.put([item(1), item(3), item(4)], 0)
+    assert lane.put([item(3)], 0)
+
+    assert lane.take(10) == ([], [item(3), item(4)])
+
+
 def test_bytes_in_flight_follow_put_and_settle() -> None:
     """What bounds memory is counted exactly."""
     lane = Lane(0, 10)
