@@ -7,7 +7,7 @@ and once more whenever a projection starts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from django.db import connections
 
@@ -50,7 +50,7 @@ def look_at_table(query: Query, fields: EventFields, alias: str, sequence: str |
     Raises the driver's errors when the server cannot be asked.
     """
     connection = connections[alias]
-    table = quoted(connection, fields.model._meta.db_table)  # noqa: SLF001 - public by convention
+    table = quoted(connection, fields.model._meta.db_table)
     column = fields.field(fields.position).column or ""
     oid = query("SELECT to_regclass(%s)::oid", (table,))[0][0]
     if oid is None:

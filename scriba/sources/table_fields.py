@@ -92,7 +92,7 @@ def resolve_model(model: object) -> type[models.Model]:
         try:
             return apps.get_model(model)
         except (LookupError, ValueError) as error:
-            known = (f"{found._meta.app_label}.{found.__name__}" for found in apps.get_models())  # noqa: SLF001 - public by convention
+            known = (f"{found._meta.app_label}.{found.__name__}" for found in apps.get_models())
             msg = f'TableSource({model!r}): no such model; give a class or "app_label.Model"{did_you_mean(model, known)}'
             raise ConfigurationError(msg) from error
     msg = f'TableSource({model!r}): the first argument is a model class or "app_label.Model".'
@@ -186,7 +186,7 @@ def _walk(model: type[models.Model], path: str) -> AnyField:
     for step in path.split("__"):
         if here is None:
             raise FieldDoesNotExist(path)
-        field = here._meta.pk if step == "pk" else here._meta.get_field(step)  # noqa: SLF001 - public by convention
+        field = here._meta.pk if step == "pk" else here._meta.get_field(step)
         if not getattr(field, "concrete", False) or getattr(field, "many_to_many", False) or field.column is None:
             raise FieldDoesNotExist(path)
         here = field.related_model
@@ -207,22 +207,22 @@ def _field_or_none(model: type[models.Model], name: str) -> AnyField | None:
 def _position(model: type[models.Model], given: Any, problems: list[Problem]) -> str | None:
     if given is not None:
         return _given_position(model, given, problems)
-    for field in model._meta.concrete_fields:  # noqa: SLF001 - public by convention
+    for field in model._meta.concrete_fields:
         if isinstance(field, EventPosition):
             return str(field.name)
     for name in POSITION_GUESSES:
         candidate = _field_or_none(model, name)
         if candidate is not None and isinstance(candidate, models.IntegerField) and _is_unique(model, candidate):
             return name
-    if isinstance(model._meta.pk, models.IntegerField):  # noqa: SLF001 - as above
-        return str(model._meta.pk.name)  # noqa: SLF001 - as above
+    if isinstance(model._meta.pk, models.IntegerField):
+        return str(model._meta.pk.name)
     problems.append(
         Problem(
             "scriba.E215",
             f"{_label(model)} has no number that grows over the whole table: its key is a "
-            f"{type(model._meta.pk).__name__}, and a version inside each stream is no order between streams.",  # noqa: SLF001
+            f"{type(model._meta.pk).__name__}, and a version inside each stream is no order between streams.",
             f"Add one: `position = EventPosition()` (scriba.fields) in the model, and in a migration "
-            f'`AddEventPosition("{model._meta.model_name}", order_by=(…))` (scriba.operations), which numbers the '  # noqa: SLF001
+            f'`AddEventPosition("{model._meta.model_name}", order_by=(…))` (scriba.operations), which numbers the '
             "events that are there, by time and version. Or name a unique integer: position=….",
         )
     )
@@ -256,13 +256,13 @@ def _given_position(model: type[models.Model], given: Any, problems: list[Proble
 
 
 def _is_unique(model: type[models.Model], field: AnyField) -> bool:
-    constraints = model._meta.total_unique_constraints  # noqa: SLF001 - public by convention
+    constraints = model._meta.total_unique_constraints
     return field.unique or any(tuple(constraint.fields) == (field.name,) for constraint in constraints)
 
 
 def _names(model: type[models.Model]) -> Sequence[str]:
-    return [field.name for field in model._meta.concrete_fields]  # noqa: SLF001 - public by convention
+    return [field.name for field in model._meta.concrete_fields]
 
 
 def _label(model: type[models.Model]) -> str:
-    return model._meta.label  # noqa: SLF001 - public by convention
+    return model._meta.label
