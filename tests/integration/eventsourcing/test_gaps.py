@@ -230,21 +230,32 @@ def _cut_readers() -> None:
         )
 
 
-def test_a_notice_ends_the_wait(school: School, postgres_store: Store) -> None:
+class Watched(threading.Event):
+    """Says when somebody begins to wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_waited_for = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.is_waited_for.set()
+        return super().wait(timeout)
+
+
+def test_a_notice_ends_the_wait(school: School, postgres_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library's writers say when they have written; nobody waits for the poll interval."""
     subscription = postgres_store.subscribe(School)
-    log = subscription._log  # type: ignore[attr-defined]
+    log: Any = subscription._log
+    hints: list[None] = []
+    monkeypatch.setattr(log, "wake", lambda: (hints.append(None), log._woken.set()))
     log.wait(0.0)
-    wait_until(log._listener.listening.is_set, what="the listener to listen")
+    wait_until(lambda: hints, what="the hint that listening has begun")
+    assert subscription.fetch(10, 0.0).caught_up
+    log._woken = Watched()
     found: list[Event] = []
-
-    def follow() -> None:
-        while not found:  # the start of listening is a hint as well, and finds nothing
-            found.extend(subscription.fetch(10, 60.0).events)
-
-    waiting = threading.Thread(target=follow, daemon=True)
+    waiting = threading.Thread(target=lambda: found.extend(subscription.fetch(10, 60.0).events), daemon=True)
     waiting.start()
-    wait_until(lambda: not log._woken.is_set(), what="the reader to wait")
+    wait_until(log._woken.is_waited_for.is_set, what="the reader to wait")
 
     school.save(Dog("Fido"))
 
