@@ -8,6 +8,7 @@ transaction. Must not decide anything: whether an event is given up on, and in w
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from scriba.conf import scriba_settings
 from scriba.event import Event, Payload
 from scriba.positions import array_of, raise_applied, storable_key
 from scriba.protocols import StoredLetter
-from scriba.stored_json import NotRestorable, decode, encode, storable_text
+from scriba.stored_json import Cut, NotRestorable, Redacted, decode, encode, storable_text
 
 if TYPE_CHECKING:
     from django.db.backends.utils import CursorWrapper
@@ -77,18 +78,28 @@ def _stored(event: Event, settings: Settings) -> tuple[str, str]:
     try:
         data, metadata = event.stored()
     except Exception as error:  # noqa: BLE001 - a codec that breaks its promise
-        data, metadata = {"$cut": f"the source could not say what it stored: {type(error).__qualname__}"}, {}
+        data, metadata = Cut(f"the source could not say what it stored: {type(error).__qualname__}"), {}
     longest = settings.max_letter_bytes
     return encode(_redacted(event, data, settings), longest), encode(metadata, longest)
 
 
 def _redacted(event: Event, data: Any, settings: Settings) -> Any:
-    if settings.redact is None:
+    """Return what may be stored. A payload that is not what the event had must not be applied as if it were."""
+    if settings.redact is None or isinstance(data, Cut):
         return data
     try:
-        return settings.redact(event.type, data)
+        allowed = settings.redact(event.type, _copy(data))
+        return data if allowed == data else Redacted(allowed)
     except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - nothing may leak, not even its message
-        return {"redact failed": type(error).__qualname__}
+        return Cut(f"the redaction failed: {type(error).__qualname__}")
+
+
+def _copy(data: Any) -> Any:
+    """Return a copy: a redaction that works in place must not change the event, whose batch may be repeated."""
+    try:
+        return copy.deepcopy(data)
+    except Exception:  # noqa: BLE001 - no plain value
+        return data
 
 
 def _moment(moment: object) -> str | None:

@@ -9,8 +9,9 @@ one key that begins with ``$``::
     {"$pairs": [[key, value], …]}, for a dict whose keys are no plain texts
     {"$object": class, "fields": {…}} or {"$object": class, "repr": …}, of anything else
     {"$cut": reason, …}, where something was left out
+    {"$redacted": …}, what a redaction has left of it
 
-The last two do not come back: :func:`decode` raises :class:`NotRestorable` for the whole.
+The last three do not come back: :func:`decode` raises :class:`NotRestorable` for the whole.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-__all__ = ["NotRestorable", "decode", "encode", "storable_text"]
+__all__ = ["Cut", "NotRestorable", "Redacted", "decode", "encode", "storable_text"]
 
 DEEPEST: Final = 60  #: levels of containers
 LONGEST_INT_BITS: Final = 4096  #: longer ones are slow in decimal, and Python refuses them at 4,300 digits
@@ -34,6 +35,18 @@ LONGEST_REPR: Final = 2_000
 
 class NotRestorable(ValueError):  # noqa: N818 - says what it is
     """A part of the value was cut or stored as a description only: half of it must never be applied."""
+
+
+class Cut(NamedTuple):
+    """Stands where something could not be stored, and says why."""
+
+    reason: str
+
+
+class Redacted(NamedTuple):
+    """What a redaction has left: good to look at, never to apply."""
+
+    value: Any
 
 
 def encode(value: Any, longest: int) -> str:
@@ -134,6 +147,7 @@ _BY_TYPE: Final[Mapping[type, Callable[[Any], Any]]] = {
     dt.date: lambda value: {"$date": value.isoformat()},
     dt.time: lambda value: {"$time": value.isoformat()},
     dt.timedelta: lambda value: {"$timedelta": [value.days, value.seconds, value.microseconds]},
+    Cut: lambda value: {"$cut": _text(value.reason)},
 }
 
 
@@ -163,6 +177,7 @@ def _frozenset(value: frozenset[Any], plain: Callable[[Any], Any]) -> Any:
 
 #: In this order. Subclasses of the simple types (enumerations among them) are kept as what they are made of.
 _BY_KIND: Final[tuple[tuple[type, Callable[[Any, Callable[[Any], Any]], Any]], ...]] = (
+    (Redacted, lambda value, plain: {"$redacted": plain(value.value)}),
     (Mapping, _mapping),
     (list, _list),
     (tuple, _tuple),
@@ -219,6 +234,7 @@ def _pairs(stored: list[Any]) -> dict[Any, Any]:
 _NO_WAY_BACK: Final[Mapping[str, str]] = {
     "$cut": "it was not stored completely: {}",
     "$object": "only a description of a {} was stored",
+    "$redacted": "it was redacted",
 }
 _BY_TAG: Final[Mapping[str, Callable[[Any], Any]]] = {
     "$bytes": base64.b64decode,
