@@ -207,14 +207,12 @@ def _field_or_none(model: type[models.Model], name: str) -> AnyField | None:
 def _position(model: type[models.Model], given: Any, problems: list[Problem]) -> str | None:
     if given is not None:
         return _given_position(model, given, problems)
-    for field in model._meta.concrete_fields:
-        if isinstance(field, EventPosition):
-            return str(field.name)
-    for name in POSITION_GUESSES:
-        candidate = _field_or_none(model, name)
-        if candidate is not None and isinstance(candidate, models.IntegerField) and _is_unique(model, candidate):
-            return name
-    if isinstance(model._meta.pk, models.IntegerField):
+    own = _own_fields(model)
+    unique = [name for name, field in own.items() if isinstance(field, models.IntegerField) and _is_unique(model, field)]
+    drawn = [name for name, field in own.items() if isinstance(field, EventPosition)]
+    for name in (*drawn, *(guess for guess in POSITION_GUESSES if guess in unique)):
+        return name
+    if model._meta.pk.name in unique:
         return str(model._meta.pk.name)
     problems.append(
         Problem(
@@ -231,7 +229,7 @@ def _position(model: type[models.Model], given: Any, problems: list[Problem]) ->
 
 def _given_position(model: type[models.Model], given: Any, problems: list[Problem]) -> str | None:
     field, problem = _path(model, "position", given)
-    if field is not None and "__" in given:
+    if field is not None and given not in {"pk", *_own_fields(model)}:
         problem = Problem(
             "scriba.E212",
             f"TableSource({model.__name__}): position={given!r} lies in another table.",
@@ -253,6 +251,12 @@ def _given_position(model: type[models.Model], given: Any, problems: list[Proble
         problems.append(problem)
         return None
     return str(given)
+
+
+def _own_fields(model: type[models.Model]) -> dict[str, AnyField]:
+    """Return the fields whose columns are in the model's own table, also for a proxy; not those of a parent."""
+    concrete: Any = model._meta.concrete_model
+    return {field.name: field for field in concrete._meta.local_concrete_fields}
 
 
 def _is_unique(model: type[models.Model], field: AnyField) -> bool:

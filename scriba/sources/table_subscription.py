@@ -32,6 +32,8 @@ from scriba.sources.table_statements import SEPARATOR
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
     from scriba.event import Event
     from scriba.protocols import Identity, Shard
     from scriba.sources.horizon import Relations
@@ -287,6 +289,12 @@ class InlineSubscription(_Reading):
 
 class _PageConnection(OwnConnection):
     """A connection that reads pages: binary, past Django's cursor, whose Python-made times cost more than the rest."""
+
+    def _copy(self) -> BaseDatabaseWrapper:
+        """A transaction that stays open, as ``AUTOCOMMIT = False`` would have it, could see nothing new."""
+        wrapper = super()._copy()
+        wrapper.settings_dict["AUTOCOMMIT"] = True
+        return wrapper
 
     def page(self, statement: str, parameters: dict[str, Any]) -> Rows:
         """Execute one statement with named parameters and return its rows."""

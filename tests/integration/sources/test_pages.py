@@ -435,6 +435,16 @@ def test_a_transaction_around_the_reader_does_not_blind_it(plain, writer):
         assert run("SELECT count(*) FROM shapes_plainevent") == [(0,)]
 
 
+def test_an_alias_without_autocommit_does_not_blind_it(plain, writer, monkeypatch):
+    """``AUTOCOMMIT = False`` would leave the reader in one long transaction; its own connection commits by itself."""
+    monkeypatch.setitem(connections["default"].settings_dict, "AUTOCOMMIT", False)
+    reader = Reader(TableSource(plain))
+    assert reader.look() == []
+    other = writer(autocommit=True)
+    pid = reader.subscription._connection.rows("SELECT pg_backend_pid()")[0][0]
+    assert other.execute("SELECT state FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone() == ("idle",)
+
+
 def test_inline_reading_sees_the_transaction_it_is_in(plain):
     """A test's own uncommitted rows are visible and ordered; a hole among them is a rollback, not a wait."""
     with transaction.atomic():

@@ -85,6 +85,18 @@ def test_the_position_is_a_unique_number_over_the_table(fields, position):
     assert found(model(stream_id=text(), type=text(), data=text(), **fields)).position == position
 
 
+def test_a_position_is_a_column_of_the_table_itself():
+    """A parent's number lies in another table; a proxy's in the same."""
+    parent = model(stream_id=text(), type=text(), data=text(), position=EventPosition())
+    registry = {"app_label": "options", "apps": parent._meta.apps}
+    child = type("Child", (parent,), {"__module__": __name__, "Meta": type("Meta", (), dict(registry))})
+    proxy = type("Proxy", (parent,), {"__module__": __name__, "Meta": type("Meta", (), {**registry, "proxy": True})})
+    assert said(TableSource(child)) == ["scriba.E215"]
+    assert said(TableSource(child, position="position")) == ["scriba.E212"]
+    assert found(proxy).position == "position"
+    assert found(proxy, position="pk").field("pk").name == "id"
+
+
 # --- what is missing ------------------------------------------------------------------------------------
 
 
