@@ -284,13 +284,18 @@ class Coordinator:
         elif was_paused:
             send(signals.projection_resumed, self._identity, system_time=time.time())
 
-    def _hand_out_wishes(self) -> None:
-        """Give each operator's wish on a dead letter to the lane of its key, once until it is carried out."""
+    def _hand_out_wishes(self) -> int:
+        """Give each operator's wish on a dead letter to the lane of its key, once until it is carried out.
+
+        Return how many wishes there were.
+        """
         term = self._term
         if term is None or term.reader.subscription is None:
-            return
-        for wish in self._ledger.letter_wishes(WISHES_AT_ONCE):
+            return 0
+        wishes = self._ledger.letter_wishes(WISHES_AT_ONCE)
+        for wish in wishes:
             term.resolve(wish)
+        return len(wishes)
 
     # --- the term -----------------------------------------------------------------------------------------
 
@@ -434,7 +439,8 @@ class Coordinator:
     def _leave_when_done(self) -> None:
         term = self._term
         if term is not None and term.is_caught_up and self._saved == term.watermark:
-            self.outcome = Outcome(0, "caught up")
+            if not self._hand_out_wishes():  # a replay that somebody asked for is work, too
+                self.outcome = Outcome(0, "caught up")
         elif self._status is Status.HALTED:
             self.outcome = Outcome(1, self._reason)
         elif self._status in {Status.STOPPED, Status.PAUSED} and (term is None or term.in_flight == 0):

@@ -90,3 +90,21 @@ def test_some_pass_and_some_do_not(world: World, shell: Shell, tmp_path: Path) -
     assert code == 1
     assert "2 replayed" in shell.out
     assert "1 failed again" in shell.out
+
+
+@pytest.mark.case("B14")
+def test_a_run_that_ends_carries_out_what_was_wished(shell: Shell, tmp_path: Path, transactional_db: None) -> None:
+    """``--until-caught-up`` does not leave while a replay is wished, nor while those parked behind it wait."""
+    world, fixed = World("parking"), tmp_path / "fixed"
+    first = world.append("a", fail=True, fixed=str(fixed))
+    behind = world.append(*["a"] * 200)
+    shell("run_projections", "parking", "--until-caught-up")
+    parked = len(world.letters(status="parked"))
+    fixed.touch()
+
+    shell(COMMAND, "replay", str(world.letters(status="open")[0].pk))
+    shell("run_projections", "parking", "--until-caught-up")
+
+    assert parked == len(behind)
+    assert world.applied("a") == [*first, *behind]
+    assert {letter.status for letter in world.letters()} == {"replayed"}
