@@ -85,8 +85,8 @@ class Ear:
         # What arrives together with the answer to a statement is dispatched by the driver itself.
         connection.add_notify_handler(lambda _notification: self._on_hint())
         psycopg.Cursor(connection).execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
-        self.listening.set()
         self._on_hint()
+        self.listening.set()
         return connection
 
     def _hear(self, connection: psycopg.Connection[Any]) -> None:

@@ -95,7 +95,8 @@ def _settle(run: LaneRun, items: list[Routed]) -> None:
 
 
 def _wanted(projection: Projection, event_type: str) -> bool:
-    return projection.event_types is None or event_type in projection.event_types
+    known = projection.event_types
+    return known is None or hasattr(projection.source, "narrow") or event_type in known  # a source that narrows has
 
 
 def _lease_on(projection: Projection, alias: str) -> Lease:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import uuid
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from django.core.management import call_command
 from django.db import connection, migrations, models
 from django.db.migrations.autodetector import MigrationAutodetector
 from django.db.migrations.graph import MigrationGraph
@@ -189,9 +187,3 @@ def test_the_sql_can_be_shown(table):
     with connection.schema_editor(collect_sql=True, atomic=False) as editor:
         operation.database_forwards("shapes", editor, old, new)
     assert any("row_number()" in statement for statement in editor.collected_sql)
-
-
-def test_our_own_tables_need_no_migration(database):
-    """The field changes nothing about Scriba's own migrations."""
-    out = io.StringIO()
-    call_command("makemigrations", "scriba", check=True, dry_run=True, stdout=out)

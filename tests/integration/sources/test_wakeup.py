@@ -83,7 +83,7 @@ def test_an_ear_that_lost_its_connection_comes_back(listening):
     """It listens first and then hints, so that what was appended meanwhile is found."""
     [pid] = ears()
     run("SELECT pg_terminate_backend(%s)", pid)
-    wait_until(lambda: ears() not in ([], [pid]), what="the ear to listen again")
+    wait_until(lambda: ears() not in ([], [pid]) and listening._ear.listening.is_set(), what="the ear to listen again")
     with waiting(listening) as pages:
         PlainEvent.objects.create(stream_id="s", event_type="t")
         notify_appended(PlainEvent)

@@ -59,6 +59,24 @@ def test_a_wait_for_a_burnt_position_returns(counting, scratch_name):
 
 
 @pytest.mark.django_db
+def test_drain_filters_as_a_running_projection_does(scratch_name):
+    """`event_types` may name a class of the type map, whose events are stored under another name."""
+
+    @projection(scratch_name, source=TableSource(Event, types={"counted": Counted}), parallelism=1, event_types=[Counted])
+    def handler(event, meta):
+        return Insert(Applied(projection=scratch_name, stream_id=meta.stream_id, position=meta.position))
+
+    wanted = counted(1)
+    Event.objects.create(stream_id="s", type="Counted", data={"number": 1, "named": "as the class"})
+    Event.objects.create(stream_id="s", type="other", data={})
+    try:
+        assert drain(handler).applied == 2
+    finally:
+        forget(handler)
+    assert applied(scratch_name)[0] == wanted
+
+
+@pytest.mark.django_db
 def test_drain_reads_inside_the_tests_transaction(counting, scratch_name):
     """A TestCase's uncommitted events are projected on its own connection; a second drain finds only what is new."""
     first = counted(1)
