@@ -173,7 +173,7 @@ class _Wait:
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
             raise self._timed_out(problem, place)
-        time.sleep(min(self._step_s, left_s))
+        time.sleep(min(self._step_s, left_s))  # noqa: TID251 - the caller waits in its own thread
         self._step_s = min(self._step_s * 1.5, LONGEST_STEP_S)
 
     def _timed_out(self, problem: str, place: _Place | None) -> WaitTimeout:
