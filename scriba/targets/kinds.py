@@ -1,7 +1,7 @@
 """The column types of PostgreSQL that folding understands: which Python values each takes, and as which text.
 
 Always holds: the text is what the type's input function reads as the very value that the ORM would have stored; a
-value that could mean two things (a time without a zone, a number that is none) raises :class:`NotFoldable`. Must not
+value that could mean two things (a time of day with a zone, a number that is none) raises :class:`NotFoldable`. Must not
 know fields or models.
 """
 
@@ -11,6 +11,7 @@ import datetime
 import decimal
 import ipaddress
 import json
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
@@ -41,12 +42,6 @@ def _float(value: float) -> str:
 def _decimal(value: decimal.Decimal) -> str:
     if not value.is_finite():
         raise NotFoldable
-    return str(value)
-
-
-def _timestamp(value: datetime.datetime) -> str:
-    if value.tzinfo is not datetime.UTC and value.utcoffset() is None:
-        raise NotFoldable  # what it means depends on settings and on the session
     return str(value)
 
 
@@ -88,13 +83,16 @@ def _storable_json(text: str) -> bool:
     return not any(part in text for part in refused) and _storable_text(text)
 
 
-def _usual_offset(text: str) -> bool:
-    return text[-3:] in (":00", ":30", ":45") and text[-6] in "+-" and text[-5:-3] < "15"
+def _is_moment(text: str) -> bool:
+    return _MOMENT.fullmatch(text) is not None
 
 
 def _number_up_to(bits: int) -> Callable[[str], bool]:
     return lambda text: -(2**bits) <= int(text) < 2**bits
 
+
+#: Without an offset the session's zone counts, as it does for the ORM; the server knows no offset of 15 hours or more.
+_MOMENT: Final = re.compile(r"[0-9-]{10} [0-9:]{8}(\.[0-9]{6})?([+-](0[0-9]|1[0-4]):(00|30|45))?")
 
 TIMESTAMP: Final = "timestamp with time zone"
 _INT_TEXTS: Final[Mapping[type, Callable[[Any], str]]] = {
@@ -116,7 +114,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "double precision": Kind({float: _float}, _always, frozenset({"FloatField"})),
     "numeric": Kind({decimal.Decimal: _decimal}, lambda _text: False, frozenset({"DecimalField"})),
     "date": Kind({datetime.date: str}, _always, frozenset({"DateField"})),
-    TIMESTAMP: Kind({datetime.datetime: _timestamp}, _usual_offset, frozenset({"DateTimeField"})),
+    TIMESTAMP: Kind({datetime.datetime: str}, _is_moment, frozenset({"DateTimeField"})),
     "time without time zone": Kind({datetime.time: _time}, _always, frozenset({"TimeField"})),
     "interval": Kind({datetime.timedelta: _interval}, _always, frozenset({"DurationField"})),
     "uuid": Kind({uuid.UUID: lambda value: value.hex}, _always, frozenset({"UUIDField"})),

@@ -8,7 +8,7 @@ import uuid
 from zoneinfo import ZoneInfo
 
 import pytest
-from django.db import models
+from django.db import connection, models
 from django.db.models import F, Value
 from django.utils.safestring import mark_safe
 from django.utils.translation import gettext_lazy
@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.types.range import Range
 
-from scriba import Insert, Update, Upsert
+from scriba import Delete, Insert, Update, Upsert
 from tests.property_db.folding.app.models import EPOCH, Color, Every, Level
 from tests.property_db.folding.oracle import assert_equivalent
 from tests.support.profiles import runs
@@ -141,6 +141,61 @@ def test_each_column_folds_its_usual_values(name):
     assert outcome.unmatched == 0
     if name not in UPDATED_BY_THE_ORM:
         assert outcome.statements == (3 if name in UNMERGED else 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ratio", -0.0),
+        ("ratio", float("nan")),
+        ("ratio", float("-inf")),
+        ("ratio", 5e-324),
+        ("money", decimal.Decimal("999999.995")),  # too large once it is rounded
+        ("money", decimal.Decimal("-1E-30")),
+        ("money", decimal.Decimal("sNaN")),
+        ("clock", datetime.time(1, 2, tzinfo=datetime.timezone(datetime.timedelta(hours=3)))),
+        ("moment", datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(hours=23, minutes=59)))),
+        ("moment", datetime.datetime(1850, 1, 1, tzinfo=ZoneInfo("Europe/Amsterdam"))),  # an offset with seconds
+        ("moment", datetime.datetime.min.replace(tzinfo=datetime.UTC)),
+        ("moment", datetime.datetime.max.replace(tzinfo=datetime.UTC)),
+        ("span", datetime.timedelta.min),
+        ("span", datetime.timedelta.max),
+        ("address", "fe80::1%eth0"),
+        ("data", 10**400),
+        ("data", "null"),
+        ("tags", [[], []]),
+        ("tags", [None]),
+        ("tags", ()),
+        ("window", Range(5, 2)),
+        ("window", [1, 5]),
+    ],
+)
+def test_odd_values_are_the_same_or_the_same_failure(name, value):
+    """Edges of a type are stored, or refused, as the ORM stores or refuses them; found row or not."""
+    for build in (
+        lambda: [Insert(Every(id=1, **{name: value})), Insert(Every(id=2))],
+        lambda: [Update(Every, {"id": 0}, **{name: value})],
+        lambda: [Update(Every, {"id": 9}, **{name: value})],
+        lambda: [Update(Every, {"id": 0}, **{name: value}), Update(Every, {"id": 0}, **{name: None})],
+        lambda: [Update(Every, {"id": 9}, **{name: value}), Delete(Every, {"id": 9})],
+    ):
+        assert_equivalent(build, [Every], seeds=lambda: [Insert(Every(id=0))])
+
+
+def test_times_without_a_zone_mean_the_sessions(settings):
+    """Where a project uses no time zones, a naive time is what it is in the session's zone."""
+    settings.USE_TZ = False
+    naive = datetime.datetime(2024, 3, 31, 2, 30)  # does not exist in that zone
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL timezone = 'Europe/Berlin'")
+    outcome = assert_equivalent(
+        lambda: [
+            *[Insert(Every(id=number, moment=naive)) for number in range(5)],
+            *[Update(Every, {"id": number}, moment=naive.replace(month=10, day=27)) for number in range(5)],
+        ],
+        [Every],
+    )
+    assert outcome.statements == 1
 
 
 def test_expressions_are_the_orms():
