@@ -24,7 +24,13 @@ from django.core.checks import Error
 from scriba.conf import scriba_settings
 from scriba.exceptions import ConfigurationError, did_you_mean
 from scriba.protocols import Head, Page, Shard
-from scriba.sources.eventsourcing_applications import ApplicationLoader, require_library, topics_of
+from scriba.sources.eventsourcing_applications import (
+    ApplicationLoader,
+    alias_problem,
+    database_env,
+    require_library,
+    topics_of,
+)
 from scriba.sources.eventsourcing_decoding import MapperCodec
 from scriba.sources.eventsourcing_errors import is_transient
 from scriba.sources.eventsourcing_logs import Look, OrderedLog, SQLiteLog
@@ -41,7 +47,7 @@ if TYPE_CHECKING:
     from scriba.protocols import Identity
     from scriba.sources.eventsourcing_logs import Log
 
-__all__ = ["EventSourcingSource", "LogSubscription"]
+__all__ = ["EventSourcingSource", "LogSubscription", "database_env"]
 
 WAKEUPS: Final = ("listen", "poll")
 GAPS: Final = ("auto", "ordered")
@@ -70,6 +76,9 @@ class EventSourcingSource:
         Overrides of the application's environment, stronger than ``os.environ`` and than the class's own ``env``.
         Unless said here, the application is constructed with ``CREATE_TABLE=no``, ``POSTGRES_POOL_SIZE=1`` and
         ``POSTGRES_CONNECT_TIMEOUT=1``.
+    `using`
+        The Django database alias whose PostgreSQL holds the log, instead of ``POSTGRES_…`` settings: see
+        :func:`database_env`, which is for the writing side.
     `topics`
         Topics or event classes to read, all by default. Others never leave the store, and still move the watermark.
         For a class that was renamed or moved, name its old topics too. (`event_types` of the projection compares the
@@ -105,6 +114,7 @@ class EventSourcingSource:
         application: object,
         *,
         env: Mapping[str, str] | None = None,
+        using: str | None = None,
         topics: Collection[Any] | None = None,
         start_from: str | int = "origin",
         wakeup: str = "listen",
@@ -112,7 +122,8 @@ class EventSourcingSource:
         transient_errors: Collection[type[Exception]] = (),
     ) -> None:
         where = type(self).__name__
-        self._loader = ApplicationLoader(application, env, where=where)
+        self._loader = ApplicationLoader(application, env, where=where, using=using)
+        self._using = using
         self._topics = topics_of(topics, where)
         self._start_from = checked_start(start_from, where)
         self._wakeup = _one_of(WAKEUPS, wakeup, f"{where}: wakeup")
@@ -144,7 +155,8 @@ class EventSourcingSource:
             self._loader.find()
         except ConfigurationError as error:
             return [Error(str(error), hint="Give the application's class, or the path to it.", id="scriba.E202")]
-        return []
+        problem = alias_problem(self._using) if self._using else None
+        return [Error(problem[0], hint=problem[1], id="scriba.E203")] if problem else []
 
     def transient(self, error: Exception) -> bool:
         """Say whether `error` may go away by itself: a lost or refused connection, a busy database."""

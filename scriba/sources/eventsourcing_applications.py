@@ -7,15 +7,19 @@ before a runner subscribes: an application opens connections, and those belong t
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
+
+from django.db import connections
+from django.utils.connection import ConnectionDoesNotExist
 
 from scriba.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from eventsourcing.application import Application
 
-__all__ = ["ApplicationLoader", "require_library", "topics_of"]
+__all__ = ["ApplicationLoader", "alias_problem", "database_env", "require_library", "topics_of"]
 
 #: What an application that only reads needs, unless `env` says otherwise: no DDL (two processes that create tables at
 #: the same moment fail), not the five connections that the library's pool would open for each projection, and an error
@@ -44,9 +48,12 @@ def require_library() -> None:
 class ApplicationLoader:
     """Finds the application that a source names, and constructs it for reading."""
 
-    def __init__(self, application: object, env: Mapping[str, str] | None, *, where: str) -> None:
+    def __init__(
+        self, application: object, env: Mapping[str, str] | None, *, where: str, using: str | None = None
+    ) -> None:
         self._given = application
         self._env = dict(env or {})
+        self._using = using
         self._where = where
         self._check_given()
 
@@ -71,9 +78,9 @@ class ApplicationLoader:
                 raise ConfigurationError(self._wrong(found))
         elif not callable(found):
             raise ConfigurationError(self._wrong(found))
-        elif self._env:
+        elif self._env or self._using:
             msg = (
-                f"{self._where}: env= goes with an application class. {found!r} is a factory: it makes the application, "
+                f"{self._where}: env= and using= go with an application class. {found!r} is a factory: it makes the application, "
                 "so it decides about its environment (give it CREATE_TABLE=no)."
             )
             raise ConfigurationError(msg)
@@ -93,7 +100,8 @@ class ApplicationLoader:
         # Names with the application's prefix win in the library: a class that sets SCHOOL_CREATE_TABLE would defeat ours.
         prefix = f"{found.name.upper()}_"  # type: ignore[attr-defined]
         env: dict[str, str] = {}
-        for settings in (READING, self._env, forced or {}):
+        database = database_env(self._using) if self._using else {}
+        for settings in (READING, database, self._env, forced or {}):
             for key in sorted(settings, key=lambda key: key.startswith(prefix)):
                 env[key] = env[prefix + key.removeprefix(prefix)] = str(settings[key])
         return found(env=env)  # type: ignore[no-any-return]
@@ -109,6 +117,47 @@ class ApplicationLoader:
             'path to one ("school.application.School"), or a callable without arguments that makes a new one. An '
             "application that is already made holds connections of its own; give its class."
         )
+
+
+def database_env(using: str = "default") -> dict[str, str]:
+    """Return the environment of an application that keeps its events in the database of a Django alias.
+
+    For the writing side, ``Bank(env=database_env())``; a source with ``using="default"`` reads the same database. It is
+    looked up at each call, so in tests it is the test database. Raises
+    :class:`~scriba.exceptions.ConfigurationError` for an alias that is unknown or no PostgreSQL.
+    """
+    problem = alias_problem(using)
+    if problem:
+        raise ConfigurationError(" ".join(problem))
+    settings = connections[using].settings_dict
+    options = settings["OPTIONS"]
+    # What is empty here is filled by libpq from its own variables; only the port has a default in the library.
+    return {
+        "PERSISTENCE_MODULE": "eventsourcing.postgres",
+        "POSTGRES_DBNAME": str(settings["NAME"] or options.get("dbname", "")),
+        "POSTGRES_HOST": str(settings["HOST"] or options.get("host", "")),
+        "POSTGRES_PORT": str(settings["PORT"] or options.get("port") or os.environ.get("PGPORT") or "5432"),
+        "POSTGRES_USER": str(settings["USER"] or options.get("user", "")),
+        "POSTGRES_PASSWORD": str(settings["PASSWORD"] or options.get("password", "")),
+    }
+
+
+def alias_problem(using: str) -> tuple[str, str] | None:
+    """Return what is wrong with a database alias as the place of a source's events, and a hint; None if nothing is."""
+    try:
+        connection = connections[using]
+    except ConnectionDoesNotExist:
+        known = ", ".join(sorted(connections.settings))
+        return (
+            f"The source names the database alias {using!r}, which settings.DATABASES does not have.",
+            f"Known: {known}.",
+        )
+    if connection.vendor != "postgresql":
+        return (
+            f"The source names the database alias {using!r}, which is {connection.display_name}.",
+            "Only on PostgreSQL can it be known that no event is missing.",
+        )
+    return None
 
 
 def topics_of(given: Collection[Any] | None, where: str) -> tuple[str, ...]:

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from django.core.checks import Error
 from django.db import connections
-from django.utils.connection import ConnectionDoesNotExist
 
 from scriba.connection import OwnConnection
 from scriba.exceptions import ConfigurationError
 from scriba.sources.eventsourcing import LogSubscription, checked_start
-from scriba.sources.eventsourcing_applications import ApplicationLoader, require_library, topics_of
+from scriba.sources.eventsourcing_applications import ApplicationLoader, alias_problem, require_library, topics_of
 from scriba.sources.eventsourcing_decoding import MapperCodec, StoredState
 from scriba.sources.eventsourcing_errors import is_transient
 from scriba.sources.eventsourcing_gaps import CheckedLog
@@ -116,25 +115,12 @@ class DjangoEventSourcingSource:
             self._application_loader().find()
         except ConfigurationError as error:
             return [Error(str(error), hint="Give the application's class, or the path to it.", id="scriba.E202")]
-        return self._alias_problems()
+        problem = alias_problem(self._using)
+        return [Error(problem[0], hint=problem[1], id="scriba.E203")] if problem else []
 
     def transient(self, error: Exception) -> bool:
         """Say whether `error` may go away by itself: a lost or refused connection, a server that restarts."""
         return is_transient(error)
-
-    def _alias_problems(self) -> list[CheckMessage]:
-        try:
-            connection = connections[self._using]
-        except ConnectionDoesNotExist:
-            found = "settings.DATABASES does not have"
-            hint = f"Known aliases: {', '.join(sorted(connections.settings))}."
-        else:
-            if connection.vendor == "postgresql":
-                return []
-            found = f"is {connection.display_name}"
-            hint = "Only on PostgreSQL can it be known that no event is missing."
-        message = f"The source names the database alias {self._using!r}, which {found}."
-        return [Error(message, hint=hint, id="scriba.E203")]
 
     def _open(self, shard: Shard, make_log: type[OwnTableLog | InlineTableLog]) -> LogSubscription:
         with ExitStack() as opened:

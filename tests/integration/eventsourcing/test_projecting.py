@@ -22,6 +22,7 @@ from scriba import Insert, Skip, Update
 from scriba.exceptions import EventDeadLettered, HandlerError
 from scriba.models import DeadLetter
 from scriba.registry import Projection
+from scriba.sources.eventsourcing import EventSourcingSource, database_env
 from scriba.testing import drain
 from tests.integration.eventsourcing.bank import Account, Bank, InsufficientFunds
 from tests.integration.eventsourcing.conftest import Store
@@ -142,6 +143,18 @@ def test_filtered_topics_leave_nothing_behind(world: World, postgres_store: Stor
     assert world.segment.watermark == bank.recorder.max_notification_id()
     assert world.counters() == {"applied": 11, "skipped": 0, "dead_lettered": 0, "deduplicated": 0, "unmatched": 0}
     bank.close()
+
+
+def test_the_log_may_lie_in_a_django_database(world: World, postgres_store: Store) -> None:
+    """Named by its alias, on both sides: one place for host, user and password."""
+    schema = {"POSTGRES_SCHEMA": postgres_store.env["POSTGRES_SCHEMA"]}
+    with closing(Bank(env={**database_env("default"), **schema})) as bank:
+        ids = busy_day(bank, seed=6)
+        source = EventSourcingSource(Bank, using="default", env=schema)
+
+        assert world.run(world.projection(accounts, source=source)) == 0
+
+        assert as_projected() == as_told_by(bank, ids)
 
 
 @pytest.mark.django_db

@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("eventsourcing")
 
+from django.db import connections
 from eventsourcing import persistence
 from eventsourcing.application import Application
 from eventsourcing.domain import Aggregate, event
@@ -22,7 +23,7 @@ from eventsourcing.popo import POPOApplicationRecorder
 
 from scriba.exceptions import ConfigurationError, SourceError
 from scriba.protocols import Identity, Shard
-from scriba.sources.eventsourcing import EventSourcingSource, LogSubscription
+from scriba.sources.eventsourcing import EventSourcingSource, LogSubscription, database_env
 from scriba.sources.eventsourcing_applications import ApplicationLoader, topics_of
 
 IDENTITY = Identity("dogs", 1)
@@ -171,8 +172,8 @@ def test_a_factory_must_make_an_application() -> None:
 
 def test_a_factory_decides_about_its_own_environment() -> None:
     """`env` with a factory would be silently without effect."""
-    with pytest.raises(ConfigurationError, match="env= goes with an application class"):
-        subscribe(EventSourcingSource(lambda: School(), env={"A": "b"}))  # noqa: PLW0108 - a class would not be a factory
+    with pytest.raises(ConfigurationError, match="env= and using= go with an application class"):
+        subscribe(EventSourcingSource(lambda: School(), env={"A": "b"}))
 
 
 def test_a_reader_creates_no_tables_and_opens_few_connections() -> None:
@@ -210,6 +211,29 @@ def test_a_prefixed_key_beats_a_plain_one_in_env() -> None:
     application = ApplicationLoader(School, env, where="test").construct()
 
     assert application.env.get("POSTGRES_PORT") == "4"
+
+
+def test_the_database_may_be_named_by_a_django_alias() -> None:
+    """Looked up when the application is constructed: in tests it is the test database."""
+    loader = ApplicationLoader(School, {"POSTGRES_SCHEMA": "events"}, where="test", using="other")
+
+    application = loader.construct({"PERSISTENCE_MODULE": "eventsourcing.popo"})
+
+    assert application.env.get("POSTGRES_DBNAME") == connections["other"].settings_dict["NAME"]
+    assert application.env.get("POSTGRES_SCHEMA") == "events"
+    assert database_env("other")["PERSISTENCE_MODULE"] == "eventsourcing.postgres"
+
+
+def test_an_alias_that_cannot_serve_is_a_check_error() -> None:
+    """Unknown, or no PostgreSQL."""
+    (unknown,) = EventSourcingSource(School, using="nowhere").checks()
+
+    assert unknown.id == "scriba.E203"
+    assert "nowhere" in unknown.msg
+    assert "default" in str(unknown.hint)
+    with pytest.raises(ConfigurationError, match="nowhere"):
+        subscribe(EventSourcingSource(School, using="nowhere"))
+    assert EventSourcingSource(School, using="default").checks() == []
 
 
 def test_an_application_that_keeps_its_events_in_memory_is_refused() -> None:
