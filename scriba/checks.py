@@ -29,7 +29,14 @@ if TYPE_CHECKING:
 
     from scriba.registry import Projection
 
-__all__ = ["CONNECTIONS_BESIDE_LANES", "check_database", "check_projections", "database_problems", "problems", "target_alias"]
+__all__ = [
+    "CONNECTIONS_BESIDE_LANES",
+    "check_database",
+    "check_projections",
+    "database_problems",
+    "problems",
+    "target_alias",
+]
 
 #: What a running projection opens besides one connection per lane: reader, its ledger, coordinator, heartbeat.
 CONNECTIONS_BESIDE_LANES = 4
@@ -79,7 +86,9 @@ def database_problems(projections: Sequence[Projection], databases: Collection[s
         if alias in databases and _postgresql(alias) is not None:
             found += _inspect(alias, writing)
     for projection in projections if databases else ():
-        look: Callable[[Collection[str]], list[CheckMessage]] | None = getattr(projection.source, "database_checks", None)
+        look: Callable[[Collection[str]], list[CheckMessage]] | None = getattr(
+            projection.source, "database_checks", None
+        )
         found += [message for message in look(databases) if message not in found] if look else []
     return found
 
@@ -96,7 +105,9 @@ def _settings() -> Iterator[CheckMessage]:
     try:
         scriba_settings()
     except ConfigurationError as error:
-        yield Error(str(error), hint="The reference page 'Settings' lists every key with its default.", id="scriba.E005")
+        yield Error(
+            str(error), hint="The reference page 'Settings' lists every key with its default.", id="scriba.E005"
+        )
 
 
 def _duplicates() -> Iterator[CheckMessage]:
@@ -229,8 +240,10 @@ def _inspect(alias: str, writing: Sequence[Projection]) -> Iterator[CheckMessage
     try:
         with connections[alias].cursor() as cursor:
             tables = {table.name for table in connections[alias].introspection.get_table_list(cursor)}
-            cursor.execute("SELECT current_setting('max_connections')::int - "
-                           "current_setting('superuser_reserved_connections')::int")
+            cursor.execute(
+                "SELECT current_setting('max_connections')::int - "
+                "current_setting('superuser_reserved_connections')::int"
+            )
             allowed = cursor.fetchone()[0]
     except (DatabaseError, InterfaceError) as error:
         yield Info(

@@ -95,7 +95,9 @@ class Projection:
         for name in options:
             if name not in _OVERRIDABLE:
                 detail = (
-                    "it is part of the projection's identity" if name in _OPTIONS else f"unknown{did_you_mean(name, _OVERRIDABLE)}"
+                    "it is part of the projection's identity"
+                    if name in _OPTIONS
+                    else f"unknown{did_you_mean(name, _OVERRIDABLE)}"
                 )
                 msg = f"option {name!r} cannot be overridden: {detail}"
                 raise ConfigurationError(msg)

@@ -178,6 +178,8 @@ def writes_of(result: object) -> Sequence[Write] | None:
         return (result,)
     if isinstance(result, Skip):
         return ()
-    if isinstance(result, list | tuple) and all(isinstance(write, Insert | Update | Delete | Upsert) for write in result):
+    if isinstance(result, list | tuple) and all(
+        isinstance(write, Insert | Update | Delete | Upsert) for write in result
+    ):
         return result
     return None

@@ -23,7 +23,17 @@ if TYPE_CHECKING:
 
     from scriba.registry import Projection
 
-__all__ = ["FAILED", "MISUSED", "ScribaCommand", "count", "operator", "positive", "seconds", "select", "select_versions"]
+__all__ = [
+    "FAILED",
+    "MISUSED",
+    "ScribaCommand",
+    "count",
+    "operator",
+    "positive",
+    "seconds",
+    "select",
+    "select_versions",
+]
 
 FAILED: Final = 1  #: exit code: refused, halted, unhealthy
 MISUSED: Final = 2  #: exit code: usage, configuration, unreachable database

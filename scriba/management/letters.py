@@ -32,19 +32,31 @@ _UNITS: Final = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days", "w
 
 def add_filters(parser: CommandParser, *, status: bool) -> None:
     """Add the options that :func:`chosen` reads."""
-    parser.add_argument("--projection", action="append", default=[], metavar="NAME[:VERSION]", help="of these projections")
+    parser.add_argument(
+        "--projection", action="append", default=[], metavar="NAME[:VERSION]", help="of these projections"
+    )
     if status:
-        parser.add_argument("--status", action="append", choices=DeadLetter.Status.values, help="open and parked when left out")
+        parser.add_argument(
+            "--status", action="append", choices=DeadLetter.Status.values, help="open and parked when left out"
+        )
     parser.add_argument("--kind", help="error kind, exactly or (with a * at the end) its beginning: 'commit:23505*'")
     parser.add_argument("--type", dest="event_type", help="event type")
     parser.add_argument("--stream", help="stream (ordering key)")
     parser.add_argument("--event-id", help="the source's event id")
-    parser.add_argument("--group", metavar="FINGERPRINT", help="one group of equal failures, as 'list --groups' shows it")
-    parser.add_argument("--since", type=moment, metavar="WHEN", help="dead-lettered since: a span (2h, 3d) or a date and time")
-    parser.add_argument("--database", metavar="ALIAS", help="only in this database; all that projections write to otherwise")
+    parser.add_argument(
+        "--group", metavar="FINGERPRINT", help="one group of equal failures, as 'list --groups' shows it"
+    )
+    parser.add_argument(
+        "--since", type=moment, metavar="WHEN", help="dead-lettered since: a span (2h, 3d) or a date and time"
+    )
+    parser.add_argument(
+        "--database", metavar="ALIAS", help="only in this database; all that projections write to otherwise"
+    )
 
 
-def chosen(options: dict[str, Any], ids: Sequence[int] = (), *, status: Sequence[str] = UNRESOLVED) -> list[QuerySet[DeadLetter]]:
+def chosen(
+    options: dict[str, Any], ids: Sequence[int] = (), *, status: Sequence[str] = UNRESOLVED
+) -> list[QuerySet[DeadLetter]]:
     """Return one queryset per database, in the order of positions, for those databases that have a matching letter.
 
     Raises CommandError (2) for an id that nothing matches or that two databases have.
@@ -53,7 +65,9 @@ def chosen(options: dict[str, Any], ids: Sequence[int] = (), *, status: Sequence
     if ids:
         wanted &= Q(pk__in=ids)
     found = [
-        DeadLetter.objects.using(alias).filter(wanted).order_by("projection_name", "projection_version", "partition", "position")
+        DeadLetter.objects.using(alias)
+        .filter(wanted)
+        .order_by("projection_name", "projection_version", "partition", "position")
         for alias in _aliases(options["database"])
     ]
     if ids:
@@ -104,7 +118,13 @@ def _condition(options: dict[str, Any], status: Sequence[str]) -> Q:
     kind = options["kind"]
     if kind:
         wanted &= Q(error_kind__startswith=kind[:-1]) if kind.endswith("*") else Q(error_kind=kind)
-    plain = {"event_type": "event_type", "stream": "stream_id", "event_id": "event_id", "group": "fingerprint", "since": "occurred_at__gte"}
+    plain = {
+        "event_type": "event_type",
+        "stream": "stream_id",
+        "event_id": "event_id",
+        "group": "fingerprint",
+        "since": "occurred_at__gte",
+    }
     return wanted & Q(**{lookup: options[name] for name, lookup in plain.items() if options[name]})
 
 

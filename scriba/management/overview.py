@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Final
 
+from django.utils.timezone import localtime
+
+from scriba.audit import history
+from scriba.info import alias_of
 from scriba.management.progress import STYLES, duration
 from scriba.protocols import Status, Wish
 
@@ -13,8 +18,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from scriba.info import Info
+    from scriba.registry import Projection
 
-__all__ = ["JSON_KEYS", "as_json", "as_table", "as_text", "remarks"]
+__all__ = ["JSON_KEYS", "as_history", "as_json", "as_table", "as_text", "remarks"]
 
 #: The keys of one object of ``scriba_info --json``: part of the interface, only ever added to.
 JSON_KEYS: Final = (
@@ -48,6 +54,24 @@ def as_text(infos: Sequence[Info]) -> str:
     return "\n".join([*lines, *(remark for info in infos for remark in remarks(info))])
 
 
+def as_history(projections: Sequence[Projection], *, as_program: bool = False) -> str:
+    """Return who asked what of `projections`, one line per act, the newest first."""
+    found = [entry for made in projections for entry in history(alias_of(made), made.identity)]
+    found.sort(key=lambda entry: entry.happened_at, reverse=True)
+    if as_program:
+        names = ("projection_name", "projection_version", "action", "actor", "reason", "detail", "happened_at")
+        return json.dumps([{name: getattr(entry, name) for name in names} for entry in found], indent=2, default=str)
+    lines = [
+        f"{localtime(entry.happened_at):%Y-%m-%d %H:%M:%S}  {entry}{_because(entry.reason)}{_because(entry.detail)}"
+        for entry in found
+    ]
+    return "\n".join(lines) or "Nothing was asked of it yet."
+
+
+def _because(text: str) -> str:
+    return f": {text}" if text else ""
+
+
 def as_table(infos: Sequence[Info]) -> RenderableType:
     """Return the same for a terminal."""
     from rich.console import Group  # noqa: PLC0415 - only on a terminal
@@ -56,7 +80,9 @@ def as_table(infos: Sequence[Info]) -> RenderableType:
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="right" if column in _NUMBERS else "left", no_wrap=column != len(HEADINGS) - 1)
+        table.add_column(
+            heading, justify="right" if column in _NUMBERS else "left", no_wrap=column != len(HEADINGS) - 1
+        )
     for info in infos:
         cells = [Text(text) for text in _cells(info)]
         cells[0].stylize("bold")

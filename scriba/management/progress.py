@@ -58,7 +58,9 @@ class Track:
             self._seen.popleft()
         self.behind = max(0, head - watermark)
         way = head - self._first
-        self.fraction = 1.0 if self.behind == 0 else max(0.0, min(1.0, (watermark - self._first) / way)) if way > 0 else 0.0
+        self.fraction = (
+            1.0 if self.behind == 0 else max(0.0, min(1.0, (watermark - self._first) / way)) if way > 0 else 0.0
+        )
 
     @property
     def is_catching_up(self) -> bool:

@@ -144,7 +144,9 @@ def test_two_versions_are_no_duplicates() -> None:
     assert "scriba.E001" not in ids(run_checks(tags=["scriba"]))
 
 
-@pytest.mark.parametrize(("name", "hint"), [("orders_v2", "Name it 'orders' with version=2"), ("a_b_v10", "version=10")])
+@pytest.mark.parametrize(
+    ("name", "hint"), [("orders_v2", "Name it 'orders' with version=2"), ("a_b_v10", "version=10")]
+)
 def test_a_version_in_the_name_is_a_warning(name: str, hint: str, databases: Callable[..., Any]) -> None:
     """Versions belong into their own option, where siblings are shown side by side."""
     databases()
@@ -187,7 +189,11 @@ def test_an_async_handler_behind_a_wrapper_is_an_error(databases: Callable[..., 
 def test_one_read_model_of_two_projections_is_a_warning(databases: Callable[..., Any]) -> None:
     """Two cursors over one table overwrite each other, versions of one name included."""
     databases()
-    both = [declare("a", models=[Group, Permission]), declare("b", models=[Group]), declare("b", version=2, models=[Group])]
+    both = [
+        declare("a", models=[Group, Permission]),
+        declare("b", models=[Group]),
+        declare("b", version=2, models=[Group]),
+    ]
 
     (warning,) = checks.problems(both)
 

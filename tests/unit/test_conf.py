@@ -14,7 +14,7 @@ from scriba.exceptions import ConfigurationError
 def test_no_setting_means_the_defaults() -> None:
     """Scriba runs without any setting."""
     with override_settings():
-        from django.conf import settings  # noqa: PLC0415 - the overridden one
+        from django.conf import settings
 
         if hasattr(settings, "SCRIBA"):
             del settings.SCRIBA

@@ -164,7 +164,9 @@ def test_every_table_is_documented_with_its_columns() -> None:
 
 def test_every_sqlstate_is_documented_in_its_row() -> None:
     """Codes, classes and their order stand in the page as the classifier looks at them."""
-    rows = re.findall(r"^\| ([^|]+) \| (\w+)(, bounded)? \|", page("error-kinds").split("| SQLSTATE |")[1], flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| ([^|]+) \| (\w+)(, bounded)? \|", page("error-kinds").split("| SQLSTATE |")[1], flags=re.MULTILINE
+    )
     shown = [
         (tuple(re.findall(r"\b[0-9A-Z]{5}\b|\b\d\d\b", codes)), FailureKind(kind), bool(bounded))
         for codes, kind, bounded in rows
@@ -231,7 +233,9 @@ def test_every_state_is_documented() -> None:
 # --- links -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda path: path.name
+)
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
     """A relative link names a file that exists."""
     text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
@@ -253,5 +257,3 @@ def test_a_decision_says_what_was_rejected() -> None:
         assert "**Decision.**" in text
         assert "**Rejected" in text
         assert record.stem in index
-
-

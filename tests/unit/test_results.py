@@ -81,7 +81,10 @@ def test_results_are_no_dictionary_keys() -> None:
 
 def test_a_result_shows_its_parts() -> None:
     """A failed comparison in a user's test prints what was returned."""
-    assert repr(Update(Group, {"pk": 1}, name="a")) == f"Update(filter={{'pk': 1}}, model={Group!r}, values={{'name': 'a'}})"
+    assert (
+        repr(Update(Group, {"pk": 1}, name="a"))
+        == f"Update(filter={{'pk': 1}}, model={Group!r}, values={{'name': 'a'}})"
+    )
 
 
 def test_results_can_be_matched() -> None:

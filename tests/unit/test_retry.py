@@ -64,7 +64,9 @@ def test_attempts_must_be_a_whole_number_of_at_least_one(attempts: Any) -> None:
         RetryPolicy(attempts=attempts)
 
 
-@pytest.mark.parametrize("backoff", ["1,2", 5, [0.1, -1], [0.1, float("nan")], [0.1, float("inf")], [True, 1], [None, 1]])
+@pytest.mark.parametrize(
+    "backoff", ["1,2", 5, [0.1, -1], [0.1, float("nan")], [0.1, float("inf")], [True, 1], [None, 1]]
+)
 def test_waits_must_be_finite_seconds(backoff: Any) -> None:
     """A wait that never ends, or is no number of seconds, is refused."""
     with pytest.raises(ConfigurationError, match="backoff must be a list of seconds"):

@@ -51,11 +51,19 @@ class Command(ScribaCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("projections", nargs="*", metavar="name[:version]", help="which ones; all when left out")
         parser.add_argument(
-            "--exclude", action="append", default=[], metavar="NAME[:VERSION]", help="leave this one out; may be repeated"
+            "--exclude",
+            action="append",
+            default=[],
+            metavar="NAME[:VERSION]",
+            help="leave this one out; may be repeated",
         )
         parser.add_argument("--until-caught-up", action="store_true", help="leave when everything readable is settled")
-        parser.add_argument("--start", action="store_true", help="wish them running first; after a stop this also leaves a halt behind")
-        parser.add_argument("--parallelism", type=positive, metavar="N", help="lanes of each, instead of the declared number")
+        parser.add_argument(
+            "--start", action="store_true", help="wish them running first; after a stop this also leaves a halt behind"
+        )
+        parser.add_argument(
+            "--parallelism", type=positive, metavar="N", help="lanes of each, instead of the declared number"
+        )
         parser.add_argument("--batch-size", type=positive, metavar="N", help="most events in one transaction")
         parser.add_argument(
             "--drain-timeout", type=seconds, metavar="SECONDS", help="longest wait for handlers on the way out"
@@ -149,4 +157,3 @@ def _chosen(options: dict[str, Any]) -> list[Projection]:
     overrides = {name: options[name] for name in ("parallelism", "batch_size") if options[name] is not None}
     chosen = select(options["projections"], options["exclude"])
     return [projection.override(**overrides) if overrides else projection for projection in chosen]
-

@@ -77,11 +77,15 @@ class Command(ScribaCommand):
             acting.add_argument("ids", nargs="*", type=count, metavar="id")
             add_filters(acting, status=False)
             acting.add_argument("--all", action="store_true", dest="all_of_them", help="every unresolved letter")
-            acting.add_argument("--wait", type=seconds, default=30.0, metavar="SECONDS", help="longest wait for results (30)")
+            acting.add_argument(
+                "--wait", type=seconds, default=30.0, metavar="SECONDS", help="longest wait for results (30)"
+            )
             acting.add_argument("--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask")
             if action == "replay":
                 acting.add_argument(
-                    "--allow-out-of-order", action="store_true", help="also where later events of the stream are applied"
+                    "--allow-out-of-order",
+                    action="store_true",
+                    help="also where later events of the stream are applied",
                 )
         purging = actions.add_parser("purge", help="delete replayed and discarded letters")
         purging.add_argument("--older-than", type=age, required=True, metavar="SPAN", help="resolved so long ago: 90d")
@@ -102,7 +106,11 @@ class Command(ScribaCommand):
 
     def _list(self, options: dict[str, Any]) -> None:
         found = chosen(options)
-        lines = _groups(found) if options["groups"] else [_row(letter) for letters in found for letter in letters[: options["limit"]]]
+        lines = (
+            _groups(found)
+            if options["groups"]
+            else [_row(letter) for letters in found for letter in letters[: options["limit"]]]
+        )
         lines = lines[: options["limit"]]
         if options["json"]:
             self.stdout.write(json.dumps(lines, indent=2, default=str))
@@ -138,7 +146,11 @@ class Command(ScribaCommand):
             self.stdout.write("No unresolved dead letter matches; nothing to do.")
             return
         if total > 1:
-            confirm(self, f"{options['action']} {total:,} dead letters:\n{_aligned(_groups(found))}", interactive=options["interactive"])
+            confirm(
+                self,
+                f"{options['action']} {total:,} dead letters:\n{_aligned(_groups(found))}",
+                interactive=options["interactive"],
+            )
         _Work(self, options).run(letter for letters in found for letter in letters.iterator())
 
     def _purge(self, options: dict[str, Any]) -> None:
@@ -215,8 +227,12 @@ class _Work:
         if self._waiting:
             self._results["still wished"] += len(self._waiting)
             if not self._is_served():
-                self._complaints.append("No process runs the projection now: the wishes are carried out by the next one.")
-        self._command.stdout.write(", ".join(f"{number:,} {result}" for result, number in self._results.items()) or "nothing done")
+                self._complaints.append(
+                    "No process runs the projection now: the wishes are carried out by the next one."
+                )
+        self._command.stdout.write(
+            ", ".join(f"{number:,} {result}" for result, number in self._results.items()) or "nothing done"
+        )
         for complaint in self._complaints[:20]:
             self._command.stderr.write(complaint)
         if len(self._complaints) > 20:  # noqa: PLR2004 - a screen
@@ -258,9 +274,9 @@ def _groups(found: list[QuerySet[DeadLetter]]) -> list[dict[str, Any]]:
             "last": f"{localtime(group['last']):%Y-%m-%d %H:%M:%S}",
         }
         for letters in found
-        for group in letters.order_by().values(*by).annotate(
-            letters=Count("pk"), first=Min("occurred_at"), last=Max("occurred_at")
-        )
+        for group in letters.order_by()
+        .values(*by)
+        .annotate(letters=Count("pk"), first=Min("occurred_at"), last=Max("occurred_at"))
     ]
     return sorted(lines, key=lambda line: -line["letters"])
 

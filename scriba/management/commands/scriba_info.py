@@ -11,7 +11,7 @@ from django.utils.timezone import localtime
 
 from scriba import info
 from scriba.management.base import ScribaCommand, seconds, select_versions
-from scriba.management.overview import as_json, as_table, as_text
+from scriba.management.overview import as_history, as_json, as_table, as_text
 
 if TYPE_CHECKING:
     from django.core.management.base import CommandParser
@@ -26,6 +26,7 @@ examples:
   scriba_info orders:2        one version
   scriba_info --watch         the table again every 2 seconds, until Ctrl-C
   scriba_info --watch 0.5     the same, faster
+  scriba_info --history       who paused, stopped, reset or replayed what, the newest first
   scriba_info --json          for programs: a list of objects (with --watch, one list per line)
 
 watermark: everything delivered at or below it is settled. lag: positions (and seconds) from there to the head.
@@ -45,12 +46,21 @@ class Command(ScribaCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("projections", nargs="*", metavar="name[:version]", help="which ones; all when left out")
         parser.add_argument("--json", action="store_true", help="for programs")
+        parser.add_argument("--history", action="store_true", help="who asked what and when, the newest first")
         parser.add_argument(
-            "--watch", nargs="?", type=seconds, const=2.0, metavar="SECONDS", help="again and again, every 2 s by default"
+            "--watch",
+            nargs="?",
+            type=seconds,
+            const=2.0,
+            metavar="SECONDS",
+            help="again and again, every 2 s by default",
         )
 
     def handle(self, *_: Any, **options: Any) -> None:
         projections = select_versions(options["projections"])
+        if options["history"]:
+            self.stdout.write(as_history(projections, as_program=options["json"]))
+            return
         if options["watch"] is None:
             self._show([info(projection) for projection in projections], as_program=options["json"])
             return
@@ -83,7 +93,9 @@ class Command(ScribaCommand):
             if as_program:
                 self.stdout.write(json.dumps(as_json([info(projection) for projection in projections])))
             else:
-                self.stdout.write(f"{localtime():%H:%M:%S}\n{as_text([info(projection) for projection in projections])}\n")
+                self.stdout.write(
+                    f"{localtime():%H:%M:%S}\n{as_text([info(projection) for projection in projections])}\n"
+                )
             self.stdout.flush()
             threading.Event().wait(every_s)
 

@@ -51,7 +51,9 @@ class Command(ScribaCommand):
     def handle(self, *_: Any, **options: Any) -> None:
         (projection,) = select([options["projection"]])
         truncate = _models(projection, options["model"], declared=options["truncate"])
-        confirm(self, _question(projection, truncate, letters=options["dead_letters"]), interactive=options["interactive"])
+        confirm(
+            self, _question(projection, truncate, letters=options["dead_letters"]), interactive=options["interactive"]
+        )
         forgotten = reset(projection, dead_letters=options["dead_letters"], truncate=truncate, by=operator())
         verb = "deleted" if options["dead_letters"] else "discarded"
         self.stdout.write(
@@ -73,7 +75,9 @@ def _models(projection: Projection, labels: list[str], *, declared: bool) -> lis
 
 def _question(projection: Projection, models: list[type[Model]], *, letters: bool) -> str:
     now = info(projection)
-    lines = [f"{projection.identity} ({now.status}, watermark {now.watermark}) forgets its cursors, watermark and counters."]
+    lines = [
+        f"{projection.identity} ({now.status}, watermark {now.watermark}) forgets its cursors, watermark and counters."
+    ]
     if models:
         lines.append(f"Every row of {', '.join(model._meta.label for model in models)} is deleted.")
     kept = now.dead_letters["open"] + now.dead_letters["parked"]

@@ -42,7 +42,10 @@ def page_of(client: Client, path: str, **query: str) -> str:
 def rows(page: str) -> list[str]:
     """Return the text of each row of a list."""
     body = page.split("<tbody>")[1].split("</tbody>", maxsplit=1)[0] if "<tbody>" in page else ""
-    return [" ".join(unescape(re.sub(r"<[^>]+>", " ", row)).split()) for row in re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)]
+    return [
+        " ".join(unescape(re.sub(r"<[^>]+>", " ", row)).split())
+        for row in re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
+    ]
 
 
 def positions(page: str) -> set[int]:
@@ -132,7 +135,9 @@ def test_the_newest_letter_is_first(admin_client: Client) -> None:
     assert [int(re.findall(r" at (\d+) ", row)[0]) for row in rows(page_of(admin_client, LIST))] == [2, 1]
 
 
-def test_the_list_costs_the_same_for_one_and_for_fifty(admin_client: Client, django_assert_max_num_queries: Any) -> None:
+def test_the_list_costs_the_same_for_one_and_for_fifty(
+    admin_client: Client, django_assert_max_num_queries: Any
+) -> None:
     """No query per row."""
     for position in range(50):
         letter(position)
@@ -176,7 +181,9 @@ def test_the_pages_need_nothing_that_a_strict_policy_forbids(path: str, admin_cl
 
     assert "/static/scriba/admin.css" in page
     assert not re.search(r"<style|\sstyle=|\son\w+=", page)
-    assert not [tag for tag in re.findall(r"<script[^>]*>", page) if "src=" not in tag and "application/json" not in tag]
+    assert not [
+        tag for tag in re.findall(r"<script[^>]*>", page) if "src=" not in tag and "application/json" not in tag
+    ]
     assert not re.findall(r'(?:src|href)="(?:https?:)?//', page)
 
 

@@ -60,7 +60,13 @@ class Subject:
         """Make the segment's row, by default as a running owner leaves it."""
         self.state()
         until = datetime.now(UTC) + timedelta(minutes=1 if live else -1)
-        defaults = {"owner": "shop-1:42:abc", "status": "running", "lease_expires_at": until, "watermark": 90, "head": 100}
+        defaults = {
+            "owner": "shop-1:42:abc",
+            "status": "running",
+            "lease_expires_at": until,
+            "watermark": 90,
+            "head": 100,
+        }
         return Segment.objects.update_or_create(**self.keys, defaults=defaults | columns)[0]
 
     def lanes(self, *counts: tuple[int, int, int]) -> None:
@@ -69,7 +75,12 @@ class Subject:
             Lane.objects.create(segment=segment, lane=number, applied=applied, skipped=skipped, dead_lettered=dead)
 
     def letter(self, position: int, **columns: Any) -> DeadLetter:
-        defaults = {"stream_id": "order-1", "event_type": "OrderPlaced", "error_kind": "KeyError", "error_message": "'id'"}
+        defaults = {
+            "stream_id": "order-1",
+            "event_type": "OrderPlaced",
+            "error_kind": "KeyError",
+            "error_message": "'id'",
+        }
         return DeadLetter.objects.create(**self.keys, position=position, **defaults | columns)
 
 

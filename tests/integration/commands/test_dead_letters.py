@@ -117,7 +117,9 @@ def test_a_moment_is_a_span_or_a_date(wrong: str, shell: Shell) -> None:
     assert "2h, 3d" in message
 
 
-@pytest.mark.parametrize("right", ["2 h", "90s", "5min", "1w", "2026-11-30", "2026-11-30T18:00", "2026-11-30T18:00+01:00"])
+@pytest.mark.parametrize(
+    "right", ["2 h", "90s", "5min", "1w", "2026-11-30", "2026-11-30T18:00", "2026-11-30T18:00+01:00"]
+)
 def test_accepted_moments(right: str, shell: Shell) -> None:
     """Spans, dates, and times with or without a zone."""
     shell(COMMAND, "list", f"--since={right}")

@@ -148,3 +148,16 @@ def test_an_unknown_version_names_those_there_are(shell: Shell, subject: Subject
 
     assert code == 2
     assert "version(s) 1, 2" in message
+
+
+def test_the_history_is_shown_newest_first(shell: Shell, subject: Subject) -> None:
+    """Who asked what, when and why, for people and for programs."""
+    shell("scriba_pause", subject.name, "--reason", "deploy 4711")
+    shell("scriba_resume", subject.name)
+
+    lines = shell("scriba_info", subject.name, "--history").splitlines()
+    entries = json.loads(shell("scriba_info", subject.name, "--history", "--json"))
+
+    assert "resume" in lines[0]
+    assert lines[1].endswith(": deploy 4711")
+    assert [(entry["action"], "@" in entry["actor"]) for entry in entries] == [("resume", True), ("pause", True)]

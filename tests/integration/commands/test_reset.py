@@ -93,9 +93,7 @@ def test_a_projection_that_never_ran_is_reset_to_nothing(shell: Shell, subject: 
     assert "0 cursors forgotten, 0 dead letters discarded" in shell("scriba_reset", subject.name, "--no-input")
 
 
-def test_a_reset_asks_and_says_what_goes(
-    shell: Shell, writing: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reset_asks_and_says_what_goes(shell: Shell, writing: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """The question names the read models and the letters; another answer than yes does nothing."""
     monkeypatch.setattr(builtins, "input", lambda prompt: "no")
 

@@ -257,7 +257,8 @@ def test_wrong_usage_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--parallelism", "four"], ["--batch-size", "0"], ["--drain-timeout", "-1"], ["--drain-timeout", "nan"]]
+    "arguments",
+    [["--parallelism", "four"], ["--batch-size", "0"], ["--drain-timeout", "-1"], ["--drain-timeout", "nan"]],
 )
 def test_a_number_is_a_number(arguments: list[str], shell: Shell) -> None:
     """A mistyped override never means the declared value."""
