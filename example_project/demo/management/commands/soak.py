@@ -75,7 +75,7 @@ class Command(BaseCommand):
         deadline, said = time.monotonic() + seconds, time.monotonic()
         while time.monotonic() < deadline:
             disasters.keep_alive()
-            pause.wait(disasters.random.uniform(0.3, 2.0))
+            pause.wait(disasters.random.uniform(1.0, 5.0))
             disasters.strike()
             if time.monotonic() - said > 10:  # noqa: PLR2004 - seconds
                 said = time.monotonic()
@@ -156,7 +156,9 @@ class Disasters:
             self._processes.append(
                 subprocess.Popen(
                     [sys.executable, "manage.py", "run_projections"],
-                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "SCRIBA_LOG_LEVEL": "ERROR"},
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={**os.environ, "SCRIBA_LOG_LEVEL": "ERROR"},
                 )  # fmt: skip
             )
 
