@@ -7,7 +7,6 @@ that the next one misreads. Nothing of a system's PostgreSQL or libpq is used.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -44,6 +43,9 @@ class EmbeddedPostgres:
     def __init__(
         self, folder: Path, *, settings: Mapping[str, str | int] | None = None, disguise: Disguise | None = None
     ) -> None:
+        if os.name != "posix":
+            message = "the embedded PostgreSQL runs on Linux and macOS only: set DATABASE_URL to a server of yours"
+            raise EmbeddedPostgresError(message)
         self.folder = folder.resolve()
         self._settings = dict(settings or {})
         self._disguise = disguise or Disguise.needed()
@@ -220,6 +222,8 @@ class EmbeddedPostgres:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        import fcntl  # noqa: PLC0415 - not on every system, and not needed where DATABASE_URL is set
+
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

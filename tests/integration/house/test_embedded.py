@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -182,6 +183,14 @@ def test_without_the_wheel_the_message_names_both_cures(server: Server, monkeypa
 
     with pytest.raises(EmbeddedPostgresError, match=r"DATABASE_URL.*pip install"):
         server().ensure_running()
+
+
+def test_where_it_cannot_run_the_message_names_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other systems use a server of their own."""
+    monkeypatch.setattr(embedded, "os", SimpleNamespace(name="nt"))
+
+    with pytest.raises(EmbeddedPostgresError, match="DATABASE_URL"):
+        EmbeddedPostgres(tmp_path)
 
 
 def test_a_folder_that_somebody_else_has_put_there_is_refused(tmp_path: Path, server: Server) -> None:
