@@ -70,6 +70,7 @@ class OwnConnection:
         wrapper = copy()
         for option in _LEFT_OUT:
             wrapper.settings_dict["OPTIONS"].pop(option, None)
+        wrapper.settings_dict["AUTOCOMMIT"] = True  # nobody else would commit what is said here
         wrapper.inc_thread_sharing()  # one thread at a time, but not always the one that opened it
         return wrapper
 

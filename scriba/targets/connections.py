@@ -30,14 +30,17 @@ _USED_AT: Final = "_scriba_used_at"  #: on the driver's connection: when its las
 
 
 def make_ready(connection: BaseDatabaseWrapper) -> None:
-    """Close the connection if it broke, grew old or fell silent, and leave it in autocommit; it opens by itself."""
-    driver = connection.connection
-    if driver is None or connection.in_atomic_block:
+    """Close the connection if it broke, grew old or fell silent; leave it open and in autocommit."""
+    if connection.in_atomic_block:
         return
-    if driver.closed or _is_old(connection) or (_is_idle(driver) and not connection.is_usable()):
+    driver = connection.connection
+    if driver is not None and (
+        driver.closed or _is_old(connection) or (_is_idle(driver) and not connection.is_usable())
+    ):
         connection.close()
-    elif not connection.get_autocommit():
-        connection.set_autocommit(True)  # something else in this thread left it so; nothing would commit
+    if not connection.get_autocommit():  # left so, or said in the settings: atomic() would leave the commit to others
+        connection.rollback()
+        connection.set_autocommit(True)
 
 
 def tidy_up(connection: BaseDatabaseWrapper) -> None:
