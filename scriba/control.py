@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django.db import connections, transaction
 
+from scriba.audit import AUDITED, record
 from scriba.exceptions import EventDeadLettered, InvalidState, ProjectionHalted, WaitTimeout
 from scriba.info import Info, ListedProjection, State, alias_of, info, list_projections, read_state
-from scriba.protocols import Status, Wish
+from scriba.protocols import Identity, Status, Wish
 from scriba.registry import find
 from scriba.resetting import Forgotten, reset
 from scriba.waiting import wait_for
@@ -123,6 +124,7 @@ def _change_wish(projection: Projection, alias: str, command: Command, by: str, 
         "wish": command.wish.value,
         "after": [wish.value for wish in command.after],
         "halted": command.while_halted,
+        "action": command.verb,
         "by": by,
         "reason": reason,
         "payload": str(projection.identity),
@@ -194,6 +196,7 @@ def replay(
     """
     if not allow_out_of_order:
         _refuse_late(letter)
+    _refuse_parked(letter)
     return _resolve(letter, "replay", by, timeout if wait else None, allow_out_of_order=allow_out_of_order)
 
 
@@ -221,6 +224,28 @@ def _refuse_late(letter: DeadLetter) -> None:
         raise InvalidState("out of order", msg)
 
 
+def _refuse_parked(letter: DeadLetter) -> None:
+    """A parked event comes after what it waits for; the replay of that one releases it."""
+    if letter.status != letter.Status.PARKED:
+        return
+    earlier = (
+        type(letter)
+        .objects.using(_alias(letter))
+        .filter(
+            projection_name=letter.projection_name,
+            projection_version=letter.projection_version,
+            partition=letter.partition,
+            stream_id=letter.stream_id,
+            position__lt=letter.position,
+            status__in=(letter.Status.OPEN, letter.Status.PARKED),
+        )
+    )
+    head = earlier.order_by("position").values_list("pk", flat=True).first()
+    if head is not None:
+        msg = f"{letter} is parked behind letter {head}: replay (or discard) that one, and this one is released in order."
+        raise InvalidState("parked", msg)
+
+
 def _resolve(
     letter: DeadLetter, wish: str, by: str, wait_s: float | None, *, allow_out_of_order: bool = False
 ) -> DeadLetter:
@@ -231,17 +256,27 @@ def _resolve(
         _refuse_to_wait_in_transaction(alias)
     letters = type(letter).objects.using(alias)
     unresolved = letters.filter(pk=letter.pk, status__in=(letter.Status.OPEN, letter.Status.PARKED), wish="")
-    wished = unresolved.update(wish=wish, wish_by=by, wished_at=Now(), allow_out_of_order=allow_out_of_order)
+    with transaction.atomic(using=alias):
+        wished = unresolved.update(wish=wish, wish_by=by, wished_at=Now(), allow_out_of_order=allow_out_of_order)
+        if wished:
+            _note(letter, wish, by, alias)
     letter.refresh_from_db(using=alias)
     if not wished:
         state = f"waiting for its {letter.wish}" if letter.wish else letter.status
         msg = f"cannot {wish} {letter}: it is {state}; possible while it is open or parked and nothing is wished of it."
         raise InvalidState(state, msg)
-    with connections[alias].cursor() as cursor:
-        cursor.execute("SELECT pg_notify('scriba_wish', %s)", [f"{letter.projection_name}:{letter.projection_version}"])
     if wait_s is not None:
         _wait_until_resolved(letter, wish, alias, wait_s)
     return letter
+
+
+def _note(letter: DeadLetter, wish: str, by: str, alias: str) -> None:
+    """Write who wished it into the records; the owner is told by the same commit."""
+    identity = Identity(letter.projection_name, letter.projection_version)
+    with connections[alias].cursor() as cursor:
+        detail = f"letter {letter.pk}, position {letter.position}: {letter.error_kind}"
+        record(cursor, identity, wish, by=by, detail=detail)
+        cursor.execute("SELECT pg_notify('scriba_wish', %s)", [str(identity)])
 
 
 def _wait_until_resolved(letter: DeadLetter, wish: str, alias: str, timeout: float) -> None:
@@ -276,7 +311,7 @@ def _poll(is_so: Callable[[], bool], timeout: float) -> bool:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             return False
-        time.sleep(min(LOOK_EVERY_S, left_s))
+        time.sleep(min(LOOK_EVERY_S, left_s))  # noqa: TID251 - the caller waits in its own thread
     return True
 
 
@@ -298,7 +333,8 @@ INSERT INTO scriba_projections (projection_name, projection_version) VALUES (%(n
 ON CONFLICT (projection_name, projection_version) DO NOTHING
 """
 #: A start comes after a stop: that is the human act which leaves a halt behind.
-_CHANGE: Final = """
+_CHANGE: Final = (
+    """
 WITH done AS (
   UPDATE scriba_projections
   SET wish = %(wish)s, wish_by = %(by)s, wish_reason = %(reason)s, wished_at = now(),
@@ -307,6 +343,8 @@ WITH done AS (
       halted_at = CASE WHEN %(wish)s = 'running' THEN NULL ELSE halted_at END
   WHERE projection_name = %(name)s AND projection_version = %(version)s
     AND wish = ANY(%(after)s) AND (%(halted)s OR halted_at IS NULL)
-  RETURNING 1)
+  RETURNING 1),
+noted AS (""" + AUDITED + """)
 SELECT pg_notify('scriba_wish', %(payload)s) FROM done
 """
+)

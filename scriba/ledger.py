@@ -35,6 +35,8 @@ WAITED_FOR_S: Final = 3.0  #: so long after :func:`~scriba.wait_for` said that i
 
 LONGEST_TEXT: Final = 10_000  #: characters of a cause or a reason
 
+SAMPLES_KEPT_S: Final = 3_900.0  #: the charts show an hour
+
 _WHOLE: Final = Shard()
 _COUNTERS: Final = ("applied", "skipped", "dead_lettered", "deduplicated", "unmatched")
 _OPTIONS: Final = ("partition_by", "source", "hash_name")
@@ -272,6 +274,11 @@ class PgLedger:
             )
         return lease._replace(epoch=epoch)
 
+    def sample(self, lease: Lease, progress: Progress) -> bool:
+        """Note how far it is, for the charts; old notes are forgotten. False: fenced, nothing was noted."""
+        values = self._row | _reported(progress) | _params(lease) | {"kept_s": SAMPLES_KEPT_S}
+        return bool(self._connection.rows(_SAMPLE, values))
+
     def counters(self, lease: Lease) -> Mapping[str, int]:
         """Return the sums of the lanes' counters of this segment."""
         sums = ", ".join(f"COALESCE(sum({name}), 0)::bigint" for name in _COUNTERS)
@@ -365,4 +372,15 @@ _PROGRESS: Final = """
   watermark = GREATEST(watermark, %(watermark)s::bigint),
   head_at = CASE WHEN %(head)s::bigint IS NULL THEN head_at ELSE %(head_at)s::timestamptz END,
   head = COALESCE(%(head)s::bigint, head)
+"""
+_SAMPLE: Final = f"""
+WITH old AS (
+  DELETE FROM scriba_samples WHERE {_PROJECTION} AND taken_at < now() - make_interval(secs => %(kept_s)s))
+INSERT INTO scriba_samples (projection_name, projection_version, watermark, head, settled, lag_seconds)
+SELECT %(name)s, %(version)s, GREATEST(watermark, %(watermark)s::bigint), COALESCE(%(head)s::bigint, head),
+       (SELECT COALESCE(sum(applied + skipped + dead_lettered), 0) FROM scriba_lanes WHERE segment_id = segment.id),
+       CASE WHEN GREATEST(watermark, %(watermark)s::bigint) >= COALESCE(%(head)s::bigint, head) THEN 0
+            ELSE EXTRACT(EPOCH FROM now() - COALESCE(%(watermark_at)s::timestamptz, watermark_at)) END
+FROM scriba_segments AS segment WHERE id = %(segment)s AND {_OURS}
+RETURNING 1
 """

@@ -12,7 +12,7 @@ from typing import ClassVar
 from django.db import models
 from django.db.models.functions import Now
 
-__all__ = ["DeadLetter", "Lane", "Position", "ProjectionState", "Segment"]
+__all__ = ["Audit", "DeadLetter", "Lane", "Position", "ProjectionState", "Sample", "Segment"]
 
 
 class Position(models.Model):
@@ -183,3 +183,49 @@ class Lane(models.Model):
 
     def __str__(self) -> str:
         return f"lane {self.lane} of segment {self.segment_id}"
+
+
+class Audit(models.Model):
+    """What an operator asked of a projection: written in the transaction of the wish itself, never changed by others."""
+
+    id = models.BigAutoField(primary_key=True)
+    projection_name = models.CharField(max_length=255)
+    projection_version = models.IntegerField()
+    action = models.TextField()
+    actor = models.TextField(db_default="", default="")
+    reason = models.TextField(db_default="", default="")
+    detail = models.TextField(db_default="", default="")
+    happened_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "scriba_audit"
+        verbose_name = "audit entry"
+        verbose_name_plural = "audit entries"
+        indexes: ClassVar = [
+            models.Index(fields=["projection_name", "projection_version", "id"], name="scriba_audit_projection"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.projection_name}:{self.projection_version} by {self.actor or 'somebody'}"
+
+
+class Sample(models.Model):
+    """How far a projection was at one moment, noted by its owner now and then; the last hour is kept."""
+
+    id = models.BigAutoField(primary_key=True)
+    projection_name = models.CharField(max_length=255)
+    projection_version = models.IntegerField()
+    taken_at = models.DateTimeField(db_default=Now())
+    watermark = models.BigIntegerField(null=True)
+    head = models.BigIntegerField(null=True)
+    settled = models.BigIntegerField(db_default=0, default=0)
+    lag_seconds = models.FloatField(null=True)
+
+    class Meta:
+        db_table = "scriba_samples"
+        indexes: ClassVar = [
+            models.Index(fields=["projection_name", "projection_version", "taken_at"], name="scriba_sample_taken"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.projection_name}:{self.projection_version} at {self.watermark}"

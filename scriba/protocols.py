@@ -559,6 +559,10 @@ class Ledger(Protocol):
         """Give the segment up at once, so that a standby need not wait for the lease to run out."""
         ...
 
+    def sample(self, lease: Lease, progress: Progress) -> bool:
+        """Note how far it is, for the charts; old notes are forgotten. False: fenced, nothing was noted."""
+        ...
+
     def counters(self, lease: Lease) -> Mapping[str, int]:
         """Return the sums of the lanes' counters of this segment."""
         ...

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django.db import connections, transaction
 
+from scriba.audit import record
 from scriba.exceptions import ConfigurationError, InvalidState
 from scriba.info import alias_of, read_state
 from scriba.protocols import Status
@@ -60,6 +61,7 @@ def reset(
         wear_reset_mark(cursor)
         _fence(projection, cursor, alias)
         forgotten = _forget(projection, cursor, tables, delete_letters=dead_letters)
+        record(cursor, projection.identity, "reset", by=by, detail=_detail(forgotten, tables, deleted=dead_letters))
     logger.warning("%s was reset by %s: %s", projection.identity, by or "somebody", forgotten)
     return forgotten
 
@@ -105,6 +107,11 @@ def _forget(
     if tables:
         cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")  # a row that still refers to a read model is found here
     return Forgotten(cursors, letters, rows)
+
+
+def _detail(forgotten: Forgotten, tables: Collection[str], *, deleted: bool) -> str:
+    rows = f", {forgotten.read_model_rows} rows of {', '.join(tables)} deleted" if tables else ""
+    return f"{forgotten.cursors} cursors forgotten, {forgotten.dead_letters} dead letters {'deleted' if deleted else 'discarded'}{rows}"
 
 
 def _params(projection: Projection) -> dict[str, Any]:

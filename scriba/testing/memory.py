@@ -27,9 +27,9 @@ from scriba.protocols import (
     Identity,
     Lease,
     Letter,
+    LetterWish,
     Orders,
     Page,
-    LetterWish,
     Progress,
     Recorded,
     Resolution,
@@ -149,7 +149,11 @@ class MemorySubscription:
         self, event_id: str | None = None, stream_id: str | None = None, stream_version: int | None = None
     ) -> tuple[str, int] | None:
         for event in self._source.events:
-            if event.id == event_id if event_id else (event.stream_id, event.stream_version) == (stream_id, stream_version):
+            if (
+                event.id == event_id
+                if event_id
+                else (event.stream_id, event.stream_version) == (stream_id, stream_version)
+            ):
                 return event.partition, event.position
         return None
 
@@ -183,7 +187,7 @@ class MemoryTarget:
     raises is raised there (``answer``: after the commit has taken effect).
     """
 
-    def __init__(self, *, fault: Callable[[str, MemoryBatch], None] = lambda stage, batch: None) -> None:
+    def __init__(self, *, fault: Callable[[str, MemoryBatch], None] = lambda *_: None) -> None:
         self.log: list[Any] = []
         self.cursors: dict[str, int] = {}
         self.letters: dict[int, Letter] = {}  #: by position, which is a letter's id here
@@ -289,7 +293,7 @@ class MemoryBatch:
     def attempt(self, call: Callable[[], T]) -> T:
         return call()
 
-    def add(self, result: Any) -> int:  # noqa: ANN401
+    def add(self, result: Any) -> int:
         self._target.fault("add", self)
         self._writes.extend(result)
         return len(result)
@@ -370,6 +374,7 @@ class MemoryState:
         self.resume: Resume = Resume(None, -1, -1)
         self.watermarks: list[int] = []
         self.progress: Progress | None = None
+        self.samples: list[Progress] = []
         self.failures: list[Exception] = []
 
 
@@ -472,6 +477,14 @@ class MemoryLedger:
         with self._state.lock:
             if lease.epoch == self._state.epoch:
                 self._state.owner, self._state.expires_at = "", 0.0
+
+    def sample(self, lease: Lease, progress: Progress) -> bool:
+        self._enter()
+        with self._state.lock:
+            if lease.epoch != self._state.epoch:
+                return False
+            self._state.samples.append(progress)
+            return True
 
     def counters(self, lease: Lease) -> Mapping[str, int]:
         del lease
