@@ -78,7 +78,7 @@ class Event(NamedTuple):
         return self.codec.stored(self)
 
     @property
-    def data(self) -> Any:  # noqa: ANN401 - whatever the team's events are
+    def data(self) -> Any:
         """The decoded data, decoded anew at each access (for `partition_by` callables)."""
         return self.payload().data
 

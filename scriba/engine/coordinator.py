@@ -39,6 +39,7 @@ WATERMARK_EVERY_S: Final = 0.5  #: while events flow
 WATERMARK_DRAINED_S: Final = 0.05  #: once everything is settled
 CALM_AFTER_S: Final = 60.0  #: a term that lived so long ended by accident, not in a loop
 WISHES_AT_ONCE: Final = 1_000  #: wishes on letters handed to the lanes at one look
+SAMPLE_EVERY_S: Final = 10.0  #: how often the charts get a point
 STANDBY_EVERY_S: Final = 0.4  #: a standby looks so often whether the owner has gone
 
 _LIVE: Final = frozenset(set(Status) - {Status.NOT_RUNNING})
@@ -113,6 +114,7 @@ class Coordinator:
         self._saved_at = 0.0
         self._wish_read_at = 0.0
         self._lag_sent_at = time.monotonic()
+        self._sampled_at = float("-inf")
         self._was_started = False
         self._failures = 0
         self._restarts = 0
@@ -233,6 +235,7 @@ class Coordinator:
             self._wish_read_at = now
         self._save_watermark()
         self._report_lag()
+        self._take_sample()
         if self._until_caught_up:
             self._leave_when_done()
 
@@ -331,7 +334,11 @@ class Coordinator:
             self._reason = f"standby: {error}"
             self._become(Status.STANDBY)
             send(
-                signals.source_standby, self._identity, attempt=self._standbys, retry_in=error.retry_in_s, owner=error.holder
+                signals.source_standby,
+                self._identity,
+                attempt=self._standbys,
+                retry_in=error.retry_in_s,
+                owner=error.holder,
             )
             self._standbys += 1
             self._busy_until = time.monotonic() + error.retry_in_s
@@ -364,7 +371,9 @@ class Coordinator:
             late = term.join(0.1)
         if late:
             reason = f"still busy after {self._drain_timeout_s:g} s: {', '.join(late)}"
-            logger.error("%s: %s; its transaction will be refused", self._identity, reason, extra=_extra(self._identity))
+            logger.error(
+                "%s: %s; its transaction will be refused", self._identity, reason, extra=_extra(self._identity)
+            )
             if self._stopping.is_set():
                 self.outcome = Outcome(1, reason)
             term.reader.leave()
@@ -436,6 +445,12 @@ class Coordinator:
             status=self._status,
         )  # fmt: skip
 
+    def _take_sample(self) -> None:
+        now = time.monotonic()
+        if now - self._sampled_at >= SAMPLE_EVERY_S:
+            self._sampled_at = now
+            self._ledger.sample(self._lease, self._progress())
+
     def _leave_when_done(self) -> None:
         term = self._term
         if term is not None and term.is_caught_up and self._saved == term.watermark:
@@ -451,10 +466,15 @@ class Coordinator:
     def _stand_by(self, holder: Holder) -> None:
         if self._status is not Status.STANDBY:
             logger.info(
-                "%s: standby; %s owns it", self._identity, holder.owner, extra=_extra(self._identity, owner=holder.owner)
+                "%s: standby; %s owns it",
+                self._identity,
+                holder.owner,
+                extra=_extra(self._identity, owner=holder.owner),
             )
         self._become(Status.STANDBY)
-        self._reason = f"owned by {holder.owner}; takes over when it leaves, or after {holder.expires_in_s:.1f} s of silence"
+        self._reason = (
+            f"owned by {holder.owner}; takes over when it leaves, or after {holder.expires_in_s:.1f} s of silence"
+        )
         wait_s = min(STANDBY_EVERY_S, max(0.05, holder.expires_in_s))
         send(signals.source_standby, self._identity, attempt=self._standbys, retry_in=wait_s, owner=holder.owner)
         self._standbys += 1

@@ -71,15 +71,15 @@ class HandlerCall:
             return self._judge(self._observed(event, data, meta))
         return self._judge(self._call(data, meta))
 
-    def _call(self, data: Any, meta: EventMeta) -> Any:  # noqa: ANN401 - anything, judged next
+    def _call(self, data: Any, meta: EventMeta) -> Any:
         try:
             return self._handler(data, meta)
         except (SystemExit, GeneratorExit, KeyboardInterrupt) as error:
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # a person at the keyboard, not the handler
-            raise HandlerExited(f"the handler raised {type(error).__name__}") from error  # noqa: EM102, TRY003
+            raise HandlerExited(f"the handler raised {type(error).__name__}") from error
 
-    def _observed(self, event: Event, data: Any, meta: EventMeta) -> Any:  # noqa: ANN401
+    def _observed(self, event: Event, data: Any, meta: EventMeta) -> Any:
         fields = event_fields(event)
         started = time.monotonic()
         send(signals.event_started, self._identity, monotonic_time=started, system_time=time.time(), **fields)
@@ -96,18 +96,18 @@ class HandlerCall:
         send(signals.event_stopped, self._identity, duration=now - started, monotonic_time=now, **fields)
         return returned
 
-    def _judge(self, returned: Any) -> Sequence[Any] | None:  # noqa: ANN401
+    def _judge(self, returned: Any) -> Sequence[Any] | None:
         if isinstance(returned, Done):
             return None
         if isinstance(returned, Fail):
             raise FailReturned(returned.reason)
         writes = writes_of(returned)
         if writes is None or (writes and not self._valid_result(returned)):
-            raise InvalidReturn(f"the handler returned {_shown(returned)}; accepted: {ACCEPTED}.")  # noqa: EM102, TRY003
+            raise InvalidReturn(f"the handler returned {_shown(returned)}; accepted: {ACCEPTED}.")
         if not writes and self._batch.wrote:
             kind = "Skip()" if isinstance(returned, Skip) else "[]"
-            raise InvalidReturn(  # noqa: TRY003
-                f"the handler wrote through the ORM and then returned {kind}; return Done() to keep what it wrote."  # noqa: EM102
+            raise InvalidReturn(
+                f"the handler wrote through the ORM and then returned {kind}; return Done() to keep what it wrote."
             )
         return writes
 
@@ -126,4 +126,3 @@ def plain_text(error: BaseException | None) -> str:
         return " ".join(str(error).split())
     except Exception:  # noqa: BLE001 - an exception whose __str__ raises
         return f"(an {type(error).__qualname__} that cannot be shown)"
-

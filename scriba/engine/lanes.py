@@ -59,7 +59,7 @@ class Lane:
             self._changed.notify_all()
         return True
 
-    def post(self, job: Any) -> None:  # noqa: ANN401 - the pipeline's business
+    def post(self, job: Any) -> None:
         """Hand the worker something to do between its batches."""
         with self._changed:
             self._jobs.append(job)

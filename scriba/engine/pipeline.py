@@ -269,9 +269,7 @@ class LaneRun:
 
     def _park(self, tally: Tally, item: Routed) -> None:
         behind = "held behind an earlier dead letter of the same key; released in order when that one is replayed"
-        letter = letter_for(
-            item.event, item.key, Fail(behind), 0, self._identity, kind="parked", status="parked"
-        )
+        letter = letter_for(item.event, item.key, Fail(behind), 0, self._identity, kind="parked", status="parked")
         tally.letters.append(letter)
         tally.counters.dead_lettered += 1
         tally.move(item, applied=False)
@@ -296,7 +294,7 @@ class LaneRun:
             held_then = set(held)  # a part that is undone must not leave keys behind
             try:
                 judged = batch.trial(lambda part=part, held=held_then: self._apply(batch, part, held))  # type: ignore[misc]
-            except Exception as error:  # noqa: BLE001 - classified; only what is one event's fault stays here
+            except Exception as error:
                 failure, cause = self._failure_of(error)
                 if failure.kind is not FailureKind.INTEGRITY:
                     raise

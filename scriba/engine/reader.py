@@ -128,7 +128,9 @@ class Reader:
             try:
                 subscription.ack(watermark, self._lease.partition)
             except Exception:  # the next owner begins at our own watermark, or above
-                logger.warning("%s: the source did not learn the last watermark", self._projection.identity, exc_info=True)
+                logger.warning(
+                    "%s: the source did not learn the last watermark", self._projection.identity, exc_info=True
+                )
         self._left.set()
         if self._ended.is_set():
             self._close_subscription()
@@ -306,7 +308,7 @@ def keyed(projection: Projection, event: Event) -> Routed:
     if partition_by is None:
         return Routed(event, ordering_key_in(event.partition, event.stream_id))
     try:
-        key = partition_by(event)
+        key: object = partition_by(event)
         if not isinstance(key, str):
             msg = f"partition_by must return a string, not {key!r}"
             raise TypeError(msg)  # noqa: TRY301 - one event's fault, like any error of the callable

@@ -51,7 +51,7 @@ class Replayer:
                 self._release(wish, subscription)
         except FenceLost:
             raise
-        except Exception as error:  # noqa: BLE001 - classified: an operator's wish never halts the live projection
+        except Exception as error:
             failure, cause = self._failure_of(error)
             if failure.kind is not FailureKind.TRANSIENT:
                 raise
@@ -87,7 +87,7 @@ class Replayer:
                 batch.resolve(Resolution(stored.id, "replayed", wish.by, applied=move))
         except FenceLost:
             raise
-        except Exception as error:  # noqa: BLE001 - the new failure is written on the letter
+        except Exception as error:
             failure, cause = self._failure_of(error)
             if failure.kind is FailureKind.TRANSIENT:
                 raise

@@ -132,7 +132,8 @@ class Fleet:
 
     def request_stop(self) -> None:
         """Ask for :meth:`stop` from a signal handler: a counter only, because even ``Event.set`` takes a lock that
-        the interrupted main thread may hold. :meth:`wait` acts on it."""
+        the interrupted main thread may hold. :meth:`wait` acts on it.
+        """
         self._requested += 1
 
     def stop(self) -> None:
@@ -224,7 +225,9 @@ def _signals(fleet: Fleet) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, lambda *_: fleet.request_stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {
+        number: signal.signal(number, lambda *_: fleet.request_stop()) for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
         yield
     finally:

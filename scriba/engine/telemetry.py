@@ -16,7 +16,7 @@ __all__ = ["event_fields", "send"]
 logger = logging.getLogger("scriba")
 
 
-def send(signal: Signal, projection: Identity, **fields: Any) -> None:  # noqa: ANN401 - each signal has its own
+def send(signal: Signal, projection: Identity, **fields: Any) -> None:
     """Send `signal`; a receiver that raises is logged and does not reach the engine."""
     if not signal.receivers:
         return

@@ -103,7 +103,7 @@ def _lease_on(projection: Projection, alias: str) -> Lease:
     """Create the projection's rows on the test's connection; nobody else can own them there."""
     from scriba.models import ProjectionState, Segment  # noqa: PLC0415 - needs the app registry
 
-    key = {"projection_name": projection.name, "projection_version": projection.version}
+    key: dict[str, Any] = {"projection_name": projection.name, "projection_version": projection.version}
     ProjectionState.objects.using(alias).get_or_create(**key)
     segment, _ = Segment.objects.using(alias).get_or_create(**key, partition="", slice_from=0)
     return Lease(segment.pk, "drain", segment.epoch)

@@ -42,7 +42,19 @@ def _try(mutation: Mutation, folder: Path) -> tuple[bool, str]:
     if text.count(mutation.old) != 1:
         return False, f"the patch does not apply to {mutation.path}"
     broken.write_text(text.replace(mutation.old, mutation.new))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:randomly", "-p", "no:cacheprovider", mutation.test]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-n0",
+        "-p",
+        "no:randomly",
+        "-p",
+        "no:cacheprovider",
+        mutation.test,
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
     summary = (done.stdout.strip().splitlines() or ["no output"])[-1]
     return done.returncode == 1, summary

@@ -27,7 +27,7 @@ from tests.support.profiles import runs
     transients=st.integers(0, 2),
     bad=st.sets(st.integers(1, 60), max_size=3),
 )
-def test_committed_order_is_source_order(  # noqa: PLR0913 - each is a dimension of the schedule
+def test_committed_order_is_source_order(
     streams: list[str], parallelism: int, batch_size: int, raises: set[int], transients: int, bad: set[int]
 ) -> None:
     """Read from the target's commit log, so it measures what was durably applied: per stream the positions rise, each

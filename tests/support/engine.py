@@ -30,19 +30,19 @@ def events(*streams: str, first: int = 1) -> list[Event]:
             for position, stream in enumerate(streams, first)]  # fmt: skip
 
 
-def insert_position(data: Any, meta: Any) -> Insert:  # noqa: ANN401
+def insert_position(data: Any, meta: Any) -> Insert:
     """The plainest handler: its write says which event of which stream it came from."""
     del data
     return Insert((meta.stream_id, meta.position))
 
 
-def make_projection(handler: Callable[..., Any], source: Any, target: Any, **options: Any) -> Projection:  # noqa: ANN401
+def make_projection(handler: Callable[..., Any], source: Any, target: Any, **options: Any) -> Projection:
     """Build a projection without registering it."""
     defaults: dict[str, Any] = {"parallelism": 2, "retry": RetryPolicy(attempts=1, backoff=()), "lag_interval": 0.0}
     return Projection(f"memory-{next(_numbers)}", 1, handler, source, target, **{**defaults, **options})
 
 
-def lane_run(projection: Projection, *, ceiling: int = -1, circuit: Circuit | None = None, **options: Any) -> LaneRun:  # noqa: ANN401
+def lane_run(projection: Projection, *, ceiling: int = -1, circuit: Circuit | None = None, **options: Any) -> LaneRun:
     """One lane on the projection's target, without threads."""
     writer = projection.target.open(projection.identity)
     return LaneRun(projection, writer, Lease(1, "test", 0), 0, circuit or Circuit(), ceiling=ceiling, **options)
@@ -69,7 +69,7 @@ def settle_all(run: LaneRun, items: list[Routed], *, most_steps: int = 200) -> l
 class Running:
     """A coordinator in its thread, on memory; a context manager that always ends it."""
 
-    def __init__(self, projection: Projection, state: MemoryState, *, owner: str = "one", **options: Any) -> None:  # noqa: ANN401
+    def __init__(self, projection: Projection, state: MemoryState, *, owner: str = "one", **options: Any) -> None:
         settings = options.pop("settings", FAST)
         self.coordinator = Coordinator(
             projection, open_ledger=lambda: MemoryLedger(state), settings=settings, owner=owner, **options
@@ -86,7 +86,7 @@ class Running:
         assert not self.thread.is_alive(), "the coordinator did not end"
 
 
-def memory_world(*found: Event, **target_options: Any) -> tuple[MemorySource, MemoryTarget, MemoryState]:  # noqa: ANN401
+def memory_world(*found: Event, **target_options: Any) -> tuple[MemorySource, MemoryTarget, MemoryState]:
     """Return a source with `found`, an empty target, and the ledger's shared state."""
     target = MemoryTarget(**target_options)
     return MemorySource(found), target, MemoryState(target)

@@ -45,7 +45,7 @@ class World:
 
     # --- events -------------------------------------------------------------------------------------------
 
-    def append(self, *streams: str, type: str = "Happened", **data: Any) -> list[int]:  # noqa: A002
+    def append(self, *streams: str, type: str = "Happened", **data: Any) -> list[int]:
         """Append one event per stream name in one transaction; return their positions."""
         rows = [Event(stream_id=stream, type=type, data={"n": n, **data}) for n, stream in enumerate(streams)]
         with transaction.atomic(using=self.using):
@@ -130,7 +130,9 @@ class World:
         applied = self.applied()
         doubled = {position for position, count in Multiset(applied).items() if count > 1}
         assert not doubled, f"applied more than once: {sorted(doubled)}"
-        assert set(applied) == expected, f"missing {sorted(expected - set(applied))}, extra {sorted(set(applied) - expected)}"
+        assert set(applied) == expected, (
+            f"missing {sorted(expected - set(applied))}, extra {sorted(set(applied) - expected)}"
+        )
         rows = Applied.objects.using(self.using).filter(projection=self.name).order_by("pk")
         by_stream: dict[str, list[int]] = {}
         for stream, position in rows.values_list("stream_id", "position"):

@@ -48,7 +48,7 @@ class Zygote:
 
 @contextmanager
 def zygote() -> Iterator[Zygote]:
-    from tests.support.processes import REPOSITORY, environment  # noqa: PLC0415 - needs Django's settings
+    from tests.support.processes import REPOSITORY, environment
 
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.zygote"], cwd=REPOSITORY, env=environment(), text=True,
@@ -64,11 +64,11 @@ def zygote() -> Iterator[Zygote]:
 
 
 def main() -> None:
-    import django  # noqa: PLC0415
+    import django
 
     django.setup()
-    from scriba.engine import runner  # noqa: PLC0415
-    from scriba.registry import find  # noqa: PLC0415
+    from scriba.engine import runner
+    from scriba.registry import find
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead need no funeral here
     for line in sys.stdin:

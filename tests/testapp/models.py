@@ -44,7 +44,7 @@ class Row(models.Model):
     """A read model with a unique column and several ordinary ones."""
 
     id = models.TextField(primary_key=True)
-    code = models.TextField(unique=True, null=True)  # noqa: DJ001 - NULLs do not collide
+    code = models.TextField(unique=True, null=True)
     name = models.CharField(max_length=20, default="")
     amount = models.DecimalField(max_digits=12, decimal_places=2, default=0)
     status = models.TextField(default="new")

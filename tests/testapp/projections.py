@@ -30,7 +30,11 @@ def apply(name: str, data: dict[str, Any], meta: Any) -> Any:
     if data.get("skip"):
         return Skip()
     noted = Insert(Applied(projection=name, stream_id=meta.stream_id, position=meta.position))
-    return [noted, Update(Counter, {"key": f"{name}:{meta.stream_id}"}, value=F("value") + 1)] if "count" in data else noted
+    return (
+        [noted, Update(Counter, {"key": f"{name}:{meta.stream_id}"}, value=F("value") + 1)]
+        if "count" in data
+        else noted
+    )
 
 
 def _wait_for(path: Path) -> None:
@@ -65,7 +69,7 @@ def serial(data: Any, meta: Any) -> Any:
 @projection("writing", source=TableSource(Event), parallelism=2, retry=FAST, batch_size=20)
 def writing(data: Any, meta: Any) -> Any:
     """Writes through the ORM, and marks where its transaction stands for schedules that freeze it there."""
-    from scriba import Done  # noqa: PLC0415
+    from scriba import Done
 
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")

@@ -67,7 +67,11 @@ def test_all_result_kinds_end_to_end(world: World) -> None:
             case 2:
                 return Upsert(Row(id=name, name="second", status="upserted"))
             case 3:
-                return [Insert(Row(id=name + "x")), Delete(Row, {"id": name + "x"}), Update(Row, {"id": name}, amount=F("amount") + 2)]
+                return [
+                    Insert(Row(id=name + "x")),
+                    Delete(Row, {"id": name + "x"}),
+                    Update(Row, {"id": name}, amount=F("amount") + 2),
+                ]
             case 4:
                 Counter.objects.create(key=name, value=Row.objects.get(id=name).amount)
                 return Done()
@@ -175,7 +179,9 @@ def test_a_column_that_is_never_filled_halts_and_dead_letters_nothing(world: Wor
         assert (world.letters(), world.cursors()) == ([], {})
     finally:
         world.execute("ALTER TABLE testapp_applied DROP COLUMN needed")
-    world.execute("UPDATE scriba_projections SET halt_cause = '', halted_at = NULL WHERE projection_name = %s", world.name)
+    world.execute(
+        "UPDATE scriba_projections SET halt_cause = '', halted_at = NULL WHERE projection_name = %s", world.name
+    )
     assert world.run(world.projection()) == 0
 
     world.check(positions)

@@ -65,7 +65,9 @@ def test_a_connection_that_drops_while_a_letter_is_written_repeats_the_batch(wor
         positions = world.append("s", "s", "s")
         assert world.run(world.projection(handler)) == 0
     finally:
-        world.execute("DROP TRIGGER dropping ON scriba_dead_letters; DROP FUNCTION drop_connection; DROP SEQUENCE drops")
+        world.execute(
+            "DROP TRIGGER dropping ON scriba_dead_letters; DROP FUNCTION drop_connection; DROP SEQUENCE drops"
+        )
 
     world.check(positions, dead=[positions[1]])
     assert len(world.letters()) == 1
@@ -111,7 +113,7 @@ def test_a_child_before_its_parent_in_one_batch_is_applied(world: World) -> None
 @pytest.mark.case("B22")
 def test_two_rows_with_one_event_id_are_two_letters(world: World) -> None:
     """Letters are unique per position: an id that a writer used twice hides nothing."""
-    from scriba.sources import TableSource  # noqa: PLC0415
+    from scriba.sources import TableSource
 
     def handler(data: Any, meta: Any) -> Any:
         raise LookupError(meta.id)

@@ -69,7 +69,9 @@ def test_a_cursor_inside_a_batch_refuses_the_whole_batch(world: World) -> None:
             batch.settle(Settlement([CursorMove("k", 1, 5, 5)], segment=segment.pk))
         for first, last in ((3, 9), (5, 6), (1, 5)):
             with pytest.raises(CursorRefused), writer.batch(fence) as batch:
-                batch.settle(Settlement([CursorMove("j", 1, 1, 1), CursorMove("k", first, last, last)], segment=segment.pk))
+                batch.settle(
+                    Settlement([CursorMove("j", 1, 1, 1), CursorMove("k", first, last, last)], segment=segment.pk)
+                )
         with writer.batch(fence) as batch:
             batch.settle(Settlement([CursorMove("k", 6, 9, None)], segment=segment.pk))
     finally:

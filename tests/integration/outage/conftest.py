@@ -39,7 +39,10 @@ class Elsewhere:
         return [row[0] for row in self.execute(sql, list(streams), data)]
 
     def applied(self, name: str) -> list[int]:
-        return [row[0] for row in self.execute("SELECT position FROM testapp_applied WHERE projection = %s ORDER BY id", name)]
+        return [
+            row[0]
+            for row in self.execute("SELECT position FROM testapp_applied WHERE projection = %s ORDER BY id", name)
+        ]
 
     def wait_applied(self, name: str, count: int, timeout: float = 60) -> None:
         wait_until(lambda: len(self.applied(name)) >= count, timeout=timeout, what=f"{count} applied events")

@@ -79,7 +79,9 @@ def test_a_prepared_transaction_across_a_restart_is_neither_lost_nor_overtaken(e
         elsewhere.server.ensure_running()
         more = elsewhere.append("a")
         wait_until(
-            lambda: elsewhere.execute("SELECT reason FROM scriba_segments WHERE reason <> ''"), timeout=60, what="a reason"
+            lambda: elsewhere.execute("SELECT reason FROM scriba_segments WHERE reason <> ''"),
+            timeout=60,
+            what="a reason",
         )
         assert len(elsewhere.applied("noting")) == 2
         elsewhere.execute("COMMIT PREPARED 'late'")

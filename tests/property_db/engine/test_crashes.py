@@ -67,7 +67,7 @@ def faults() -> Iterator[None]:
     refusals=st.dictionaries(st.integers(1, 80), st.sampled_from(CODES), max_size=3),
     two=st.booleans(),
 )
-def test_every_event_exactly_once_under_any_crash_schedule(  # noqa: PLR0913 - each is a dimension of the schedule
+def test_every_event_exactly_once_under_any_crash_schedule(
     processes: Zygote,
     faults: None,
     events: int,
@@ -76,7 +76,7 @@ def test_every_event_exactly_once_under_any_crash_schedule(  # noqa: PLR0913 - e
     refusals: dict[int, str],
     two: bool,
 ) -> None:
-    """0–3 kills at random points, with or without a standby, commits refused by SQLSTATE."""
+    """None to three kills at random points, with or without a standby, commits refused by SQLSTATE."""
     world = World("noting")
     _forget(world, refusals)
     running = [processes.start("noting") for _ in range(1 + two)]

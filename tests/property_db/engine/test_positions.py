@@ -27,7 +27,11 @@ SELECT count(*) FROM testapp_applied AS row WHERE row.projection = %s AND NOT EX
 
 
 @runs(200)
-@given(streams=st.lists(st.sampled_from("abcdef"), min_size=1, max_size=60), batch=st.integers(1, 20), lanes=st.integers(1, 4))
+@given(
+    streams=st.lists(st.sampled_from("abcdef"), min_size=1, max_size=60),
+    batch=st.integers(1, 20),
+    lanes=st.integers(1, 4),
+)
 def test_no_row_without_a_cursor_at_or_above_its_event(streams: list[str], batch: int, lanes: int) -> None:
     """PD2, sampled all through the run: rows and cursors commit together."""
     Event.objects.all().delete()

@@ -231,7 +231,9 @@ def test_integrity_errors_are_bisected_to_the_guilty() -> None:
     settle_all(lane_run(projection), routed(projection, events(*[S] * 64)))
 
     assert positions(target) == [n for n in range(1, 65) if n not in bad]
-    assert {at: letter.error_kind for at, letter in target.letters.items()} == dict.fromkeys(bad, "commit:23505 (unique)")
+    assert {at: letter.error_kind for at, letter in target.letters.items()} == dict.fromkeys(
+        bad, "commit:23505 (unique)"
+    )
     assert target.batches == 1
     assert len(trials) <= 2 * 2 * 7
     assert conserved(target, 64)

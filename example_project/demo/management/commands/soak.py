@@ -77,7 +77,7 @@ class Command(BaseCommand):
             disasters.keep_alive()
             pause.wait(disasters.random.uniform(1.0, 5.0))
             disasters.strike()
-            if time.monotonic() - said > 10:  # noqa: PLR2004 - seconds
+            if time.monotonic() - said > 10:
                 said = time.monotonic()
                 self.stdout.write(f"  {StoredEvent.objects.count():,} events, survived so far: {disasters}")
 
@@ -159,7 +159,7 @@ class Disasters:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     env={**os.environ, "SCRIBA_LOG_LEVEL": "ERROR"},
-                )  # fmt: skip
+                )
             )
 
     def strike(self) -> None:
