@@ -118,7 +118,12 @@ def _moment(moment: object) -> str | None:
 
 def resolve_letter(cursor: CursorWrapper, identity: Identity, done: Resolution) -> None:
     """Write what became of a letter, take its wish away, and hand it on when the letter has ended."""
-    params = {**_named(identity), "letter": done.letter, "status": done.status, "by": storable_text(done.by, LONGEST_NAME)}
+    params = {
+        **_named(identity),
+        "letter": done.letter,
+        "status": done.status,
+        "by": storable_text(done.by, LONGEST_NAME),
+    }
     if done.failed is not None:
         cursor.execute(_FAIL_AGAIN, {**params, **_error(done.failed), "attempts": done.failed.attempts})
     cursor.execute(_RESOLVE, {**params, "note": storable_text(done.note, LONGEST_MESSAGE)})
@@ -145,11 +150,13 @@ def find_letter(cursor: CursorWrapper, identity: Identity, letter: int) -> Store
     return _letter(row) if row else None
 
 
-def next_parked(
-    cursor: CursorWrapper, identity: Identity, key: str, partition: str, after: int
-) -> StoredLetter | None:
+def next_parked(cursor: CursorWrapper, identity: Identity, key: str, partition: str, after: int) -> StoredLetter | None:
     """Return the first letter of `key` that is parked behind position `after`."""
-    place = {"key": storable_key(key), "partition": storable_text(partition, LONGEST_NAME), "after": after}
+    place: dict[str, Any] = {
+        "key": storable_key(key),
+        "partition": storable_text(partition, LONGEST_NAME),
+        "after": after,
+    }
     cursor.execute(_NEXT_PARKED, {**_named(identity), **place})
     row = cursor.fetchone()
     return _letter(row) if row else None

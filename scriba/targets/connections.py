@@ -15,11 +15,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from django.db import reset_queries
+from psycopg.pq import TransactionStatus
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["make_ready", "make_robust", "run_hooks", "tidy_up"]
+__all__ = ["driver_blocks", "let_go", "make_ready", "make_robust", "run_hooks", "tidy_up"]
 
 logger = logging.getLogger("scriba")
 
@@ -56,6 +57,25 @@ def tidy_up(connection: BaseDatabaseWrapper) -> None:
         setattr(driver, _USED_AT, time.monotonic())
 
 
+def let_go(connection: BaseDatabaseWrapper) -> None:
+    """Show a connection on which no rollback can be said any more to ``atomic()`` as closed.
+
+    One that broke would be opened anew only to roll back; one with an unfinished copy() would wait for itself, for ever.
+    """
+    driver: Any = connection.connection
+    if driver is None:
+        return
+    if not driver.closed and driver.pgconn.transaction_status == TransactionStatus.ACTIVE:
+        driver.pgconn.finish()
+    if driver.closed or driver.pgconn.pipeline_status or driver_blocks(driver):
+        connection.close()
+
+
+def driver_blocks(driver: Any) -> int:
+    """Return how many of psycopg's own transaction() blocks are open; it refuses to commit inside of one."""
+    return int(getattr(driver, "_num_transactions", 0))
+
+
 def _is_old(connection: BaseDatabaseWrapper) -> bool:
     if connection.close_at is None:  # CONN_MAX_AGE = None: for ever, said on purpose
         return False
@@ -75,7 +95,7 @@ def make_robust(connection: BaseDatabaseWrapper, start: int) -> None:
 
     Django's own robust hooks are not enough: one without a name (a partial) makes its logging fail.
     """
-    hooks = connection.run_on_commit
+    hooks: list[Any] = connection.run_on_commit
     hooks[start:] = [(savepoints, _robust(hook), True) for savepoints, hook, _ in hooks[start:]]
 
 
@@ -83,7 +103,7 @@ def run_hooks(connection: BaseDatabaseWrapper, start: int) -> None:
     """Run what Django has not: inside a test's transaction nothing commits."""
     if not connection.in_atomic_block:
         return
-    hooks = connection.run_on_commit[start:]
+    hooks: list[Any] = connection.run_on_commit[start:]
     del connection.run_on_commit[start:]
     for _, hook, _ in hooks:
         hook()

@@ -29,7 +29,7 @@ from scriba.letters import find_letter, held_keys, next_parked, resolve_letter, 
 from scriba.positions import applied_position, cursors_of, settle
 from scriba.protocols import Failure, FailureKind, FenceLost, WriteFailed
 from scriba.results import Delete, Insert, Update, Upsert
-from scriba.targets.connections import make_ready, make_robust, run_hooks, tidy_up
+from scriba.targets.connections import driver_blocks, let_go, make_ready, make_robust, run_hooks, tidy_up
 from scriba.targets.folding import WriteBuffer, check_result
 from scriba.targets.orm_checks import target_checks
 from scriba.targets.watch import Elsewhere, Watch
@@ -96,7 +96,7 @@ class OrmWriter:
                         make_robust(connection, hooks)
                     except BaseException as error:
                         failed = error
-                        _let_go(connection)
+                        let_go(connection)
                         raise
                 run_hooks(connection, hooks)
             except BaseException:
@@ -284,7 +284,7 @@ class OrmBatch:
         return TransactionStatus(driver.pgconn.transaction_status)
 
     def _has_open__driver_blocks(self) -> bool:
-        return bool(self._driver.pgconn.pipeline_status or _driver_blocks(self._driver))
+        return bool(self._driver.pgconn.pipeline_status or driver_blocks(self._driver))
 
     def _lost(self, cause: BaseException) -> Failure | None:
         """Say why no savepoint can help any more; None when one can."""
@@ -302,7 +302,9 @@ class OrmBatch:
         if self._depth_now() != self._depth:
             return "the handler left an atomic() block open, or closed one that was not its own."
         if self._connection.needs_rollback:
-            return "the handler asked for a rollback: set_rollback(True), or an error that it swallowed inside atomic()."
+            return (
+                "the handler asked for a rollback: set_rollback(True), or an error that it swallowed inside atomic()."
+            )
         return f"the handler left its transaction {self._status().name}: an error swallowed, a copy() or stream() unfinished."
 
     # --- declared writes ----------------------------------------------------------------------------------
@@ -370,25 +372,6 @@ class OrmBatch:
         """Execute constant statements in one round trip. Several at once must not be prepared."""
         with self._connection.wrap_database_errors:
             self._driver.cursor().execute(statements, prepare=False)
-
-
-def _driver_blocks(driver: Any) -> int:
-    """Return how many of psycopg's own transaction() blocks are open; it refuses to commit inside of one."""
-    return int(getattr(driver, "_num_transactions", 0))
-
-
-def _let_go(connection: BaseDatabaseWrapper) -> None:
-    """Show a connection on which no rollback can be said any more to ``atomic()`` as closed.
-
-    One that broke would be opened anew only to roll back; one with an unfinished copy() would wait for itself, for ever.
-    """
-    driver: Any = connection.connection
-    if driver is None:
-        return
-    if not driver.closed and driver.pgconn.transaction_status == TransactionStatus.ACTIVE:
-        driver.pgconn.finish()
-    if driver.closed or driver.pgconn.pipeline_status or _driver_blocks(driver):
-        connection.close()
 
 
 #: Check deferred constraints now, and leave them deferred exactly as they are declared: rolling back to the inner

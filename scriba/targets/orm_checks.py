@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004 - Django's word
 from django.db import connections, models, router
 from django.db.models import signals
-from django.db.utils import ConnectionDoesNotExist
+from django.utils.connection import ConnectionDoesNotExist
 
 __all__ = ["target_checks"]
 
@@ -46,7 +45,7 @@ def _database(using: str) -> Iterator[CheckMessage]:
 
 
 def _routing(using: str, model: type[models.Model]) -> Iterator[CheckMessage]:
-    name = model._meta.label  # noqa: SLF001 - Django's documented API
+    name = model._meta.label
     if not router.allow_migrate_model(using, model):
         yield Error(
             f"The routers keep the table of {name} out of the database {using!r}, where its projection writes.",
@@ -67,8 +66,10 @@ def _routing(using: str, model: type[models.Model]) -> Iterator[CheckMessage]:
 
 
 def _unused_code(model: type[models.Model]) -> Iterator[CheckMessage]:
-    name = model._meta.label  # noqa: SLF001 - Django's documented API
-    overridden = [method for method in ("save", "delete") if getattr(model, method) is not getattr(models.Model, method)]
+    name = model._meta.label
+    overridden = [
+        method for method in ("save", "delete") if getattr(model, method) is not getattr(models.Model, method)
+    ]
     if overridden:
         yield Warning(
             f"{name} overrides {' and '.join(f'{method}()' for method in overridden)}, which declared writes do not call.",

@@ -254,12 +254,12 @@ class Elsewhere:
 
 def _watching(cursor: Any) -> Any:
     """Give a driver's cursor the watching subclass of its class: it may be used when its handler is long gone."""
-    cursor.__class__ = _watching_class(type(cursor))
+    cursor.__class__ = _watching_class(cursor.__class__)
     return cursor
 
 
 @lru_cache
-def _watching_class(kind: type) -> type:
+def _watching_class(kind: Any) -> Any:
     if getattr(kind, "is_watched_by_scriba", False):
         return kind
     names = ("execute", "executemany", "stream", "copy")

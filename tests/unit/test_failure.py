@@ -40,14 +40,21 @@ EXPECTED = {
     **dict.fromkeys(("08000", "08006", "53300", "53100", "57P01", "57P02", "57P03", "57014"), TRANSIENT),
     **dict.fromkeys(("22001", "22P05", "22012", "23502", "23503", "23505", "23514", "23P01"), INTEGRITY),
     **dict.fromkeys(("21000", "44000", "54000", "P0001"), INTEGRITY),
-    **dict.fromkeys(("42703", "42P01", "42501", "40002", "25001", "55000", "XX000", "0A000", "P0002", "ZZ999"), STRUCTURAL),
+    **dict.fromkeys(
+        ("42703", "42P01", "42501", "40002", "25001", "55000", "XX000", "0A000", "P0002", "ZZ999"), STRUCTURAL
+    ),
 } | {"57P04": STRUCTURAL}
 
 
 @pytest.mark.parametrize("code", EXPECTED)
 def test_the_sqlstate_decides(code: str) -> None:
     """Whatever class Django or the driver has put around it."""
-    for error in (driver_error(code), wrapped(code), wrapped(code, django.db.OperationalError), wrapped(code, ValueError)):
+    for error in (
+        driver_error(code),
+        wrapped(code),
+        wrapped(code, django.db.OperationalError),
+        wrapped(code, ValueError),
+    ):
         assert classify(error).kind is EXPECTED[code]
 
 

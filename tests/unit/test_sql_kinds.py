@@ -106,7 +106,7 @@ def test_control_of_the_transaction(query: Any) -> None:
 
 def test_long_statements_are_judged_and_not_remembered() -> None:
     """Texts with their values in them would fill the memory."""
-    from scriba.targets import sql_kinds  # noqa: PLC0415
+    from scriba.targets import sql_kinds
 
     before = sql_kinds._remembered.cache_info().currsize
 

@@ -129,7 +129,7 @@ def test_a_63_character_constraint_name_reaches_the_letter(desk: Desk) -> None:
     name = "c" * 63
     desk.execute(f"ALTER TABLE testapp_counter ADD CONSTRAINT {name} CHECK (value < 10)")
     try:
-        with pytest.raises(Exception) as caught, desk.batch():  # noqa: B017 - classified below
+        with pytest.raises(Exception) as caught, desk.batch():
             connection.cursor().execute("INSERT INTO testapp_counter (key, value, last_position) VALUES ('k', 11, 0)")
         label = desk.target.classify(caught.value).label
         write(desk, desk.letter(desk.event(1), caught.value, kind=label))
@@ -144,9 +144,9 @@ def test_a_63_character_constraint_name_reaches_the_letter(desk: Desk) -> None:
     ("moment", "kept"),
     [
         (dt.datetime(2026, 10, 25, 2, 30, tzinfo=dt.timezone(dt.timedelta(hours=2))), True),
-        (dt.datetime(2026, 1, 1), True),  # noqa: DTZ001 - as a careless source gives it
+        (dt.datetime(2026, 1, 1), True),
         (dt.datetime.min, True),  # noqa: DTZ901
-        (dt.datetime.max.replace(tzinfo=dt.timezone(-dt.timedelta(hours=14))), False),  # noqa: DTZ901
+        (dt.datetime.max.replace(tzinfo=dt.timezone(-dt.timedelta(hours=14))), False),
         ("yesterday", False),
         (None, False),
     ],
@@ -280,7 +280,13 @@ def test_a_codec_that_cannot_say_what_it_stored_stops_nothing(desk: Desk) -> Non
 
 def test_an_unresolved_letter_comes_back_with_what_its_source_had_stored(desk: Desk) -> None:
     """Types included, so that a replay without the source decodes the same."""
-    data = {"d": Decimal("1.10"), "b": b"\x00", "t": dt.datetime(2026, 1, 2, tzinfo=dt.UTC), "s": "a\x00b", "l": [1, (2,)]}
+    data = {
+        "d": Decimal("1.10"),
+        "b": b"\x00",
+        "t": dt.datetime(2026, 1, 2, tzinfo=dt.UTC),
+        "s": "a\x00b",
+        "l": [1, (2,)],
+    }
     at = dt.datetime(2026, 5, 6, 7, 8, 9, 10, dt.UTC)
     write(desk, desk.letter(desk.event(4, raw=data, raw_metadata={"m": 1}, occurred_at=at), attempts=2))
 
@@ -350,7 +356,9 @@ def test_held_keys_are_those_with_an_unresolved_letter(desk: Desk) -> None:
 def parked(desk: Desk, *positions: int, key: str = "s") -> None:
     first, *rest = positions
     letters = [desk.letter(desk.event(first), key=key)]
-    letters += [desk.letter(desk.event(position), Fail("behind"), key=key, attempts=0, status="parked") for position in rest]
+    letters += [
+        desk.letter(desk.event(position), Fail("behind"), key=key, attempts=0, status="parked") for position in rest
+    ]
     with desk.batch() as batch:
         moves = CursorMove(key, first, positions[-1], None)
         desk.settle(batch, moves, letters=letters, dead_lettered=len(letters))

@@ -91,7 +91,10 @@ def test_every_way_to_the_database_sees_everything_before_it(desk: Desk, look: C
 
 
 def in_by_copy() -> None:
-    with connection.cursor() as cursor, cursor.copy("COPY testapp_row (id, name, amount, status, payload, updated_at) FROM STDIN") as copy:
+    with (
+        connection.cursor() as cursor,
+        cursor.copy("COPY testapp_row (id, name, amount, status, payload, updated_at) FROM STDIN") as copy,
+    ):
         copy.write_row(["mine", "", 0, "", "{}", "2026-01-01"])
 
 
@@ -235,7 +238,9 @@ def test_a_handler_cannot_end_its_batchs_transaction(desk: Desk, name: str) -> N
     assert desk.ids() == ["a", "b"]
 
 
-@pytest.mark.parametrize("call", [lambda: connection.commit(), lambda: connection.rollback(), lambda: connection.set_autocommit(True)])
+@pytest.mark.parametrize(
+    "call", [lambda: connection.commit(), lambda: connection.rollback(), lambda: connection.set_autocommit(True)]
+)
 def test_what_django_itself_forbids_stays_forbidden(desk: Desk, call: Callable[[], None]) -> None:
     """Django's own error comes through, and nothing happens to the batch."""
     with desk.batch() as batch:
@@ -361,9 +366,7 @@ def test_a_write_to_another_database_is_the_events_failure(
 
 @elsewhere_too
 @pytest.mark.case("C8")
-def test_a_read_from_another_database_warns_once(
-    desk: Desk, elsewhere: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_read_from_another_database_warns_once(desk: Desk, elsewhere: Any, caplog: pytest.LogCaptureFixture) -> None:
     """It is allowed: reference data may live there; but it is in no order with the events."""
     with caplog.at_level(logging.WARNING, "scriba"), desk.batch() as batch:
         for _ in range(3):

@@ -23,7 +23,9 @@ def test_one_row_per_key_at_its_last_position(desk: Desk) -> None:
     """New keys are inserted, known ones moved, in one statement; what was applied is remembered beside."""
     desk.seed(known=4)
     with desk.batch() as batch:
-        desk.settle(batch, move("known", 5, 14), move("new", 6), move("skipped", 7, applied=None), applied=11, skipped=1)
+        desk.settle(
+            batch, move("known", 5, 14), move("new", 6), move("skipped", 7, applied=None), applied=11, skipped=1
+        )
 
     assert desk.cursors() == {"known": 14, "new": 6, "skipped": 7}
     assert desk.applied_positions() == {"known": 14, "new": 6, "skipped": None}
@@ -170,7 +172,22 @@ def test_a_second_settling_of_the_same_events_waits_for_the_first_and_is_refused
 
 # --- keys ---------------------------------------------------------------------------------------------------
 
-STRANGE = ['a"b', "a\\b", "{a,b}", "NULL", "", " ", "%s %(x)s", "Ü☃", "a'b", "a\nb", "a\x00b", "a\ud800b", "x" * 5_000, "☃" * 3_000]
+STRANGE = [
+    'a"b',
+    "a\\b",
+    "{a,b}",
+    "NULL",
+    "",
+    " ",
+    "%s %(x)s",
+    "Ü☃",
+    "a'b",
+    "a\nb",
+    "a\x00b",
+    "a\ud800b",
+    "x" * 5_000,
+    "☃" * 3_000,
+]
 
 
 def test_any_key_has_a_cursor(desk: Desk) -> None:
@@ -252,9 +269,9 @@ def test_counters_roll_back_with_their_batch(desk: Desk) -> None:
 @pytest.mark.slow
 def test_cursors_are_found_by_index_however_the_table_has_grown(desk: Desk) -> None:
     """The statistics still say that the table is empty; a batch must not read all of it for that."""
-    from django.db import connection  # noqa: PLC0415
+    from django.db import connection
 
-    from scriba import positions  # noqa: PLC0415
+    from scriba import positions
 
     desk.execute("ALTER TABLE scriba_positions SET (autovacuum_enabled = off)")
     desk.execute("ANALYZE scriba_positions")
@@ -279,6 +296,9 @@ def test_cursors_are_found_by_index_however_the_table_has_grown(desk: Desk) -> N
                 assert reading
                 assert not any("Seq Scan" in line for line in reading)
                 assert not any(f"rows={300_000}" in line for line in reading)
-                desk.execute("UPDATE scriba_positions SET position = 0 WHERE projection_name = %s AND position > 0", desk.identity.name)
+                desk.execute(
+                    "UPDATE scriba_positions SET position = 0 WHERE projection_name = %s AND position > 0",
+                    desk.identity.name,
+                )
     finally:
         desk.execute("ALTER TABLE scriba_positions RESET (autovacuum_enabled)")

@@ -74,7 +74,9 @@ def test_without_a_trial_a_broken_foreign_key_comes_out_of_the_commit(desk: Desk
 
 def test_after_a_trial_constraints_are_deferred_as_declared(desk: Desk) -> None:
     """The next part may have its child before its parent again; a constraint declared immediate stays so."""
-    desk.execute("ALTER TABLE testapp_counter ADD CONSTRAINT once UNIQUE (last_position) DEFERRABLE INITIALLY IMMEDIATE")
+    desk.execute(
+        "ALTER TABLE testapp_counter ADD CONSTRAINT once UNIQUE (last_position) DEFERRABLE INITIALLY IMMEDIATE"
+    )
     try:
         with desk.batch(verdict=True) as batch:
             batch.trial(adds(batch, Insert(Counter(key="a", last_position=1))))
@@ -181,7 +183,7 @@ def test_a_connection_lost_in_a_part_ends_the_pass(desk: Desk) -> None:
         desk.execute("SELECT pg_terminate_backend(%s, 5000)", pid)
         try:
             connection.connection.execute("SELECT 1")
-        except Exception:  # noqa: BLE001 - dressed up as one event's fault
+        except Exception:
             raise ValueError("in disguise") from None
 
     with pytest.raises(WriteFailed) as caught, desk.batch(verdict=True) as batch:
