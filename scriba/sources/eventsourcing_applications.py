@@ -131,14 +131,18 @@ def database_env(using: str = "default") -> dict[str, str]:
         raise ConfigurationError(" ".join(problem))
     settings = connections[using].settings_dict
     options = settings["OPTIONS"]
-    # What is empty here is filled by libpq from its own variables; only the port has a default in the library.
+
+    def value(setting: str, option: str, variable: str, default: str = "") -> str:
+        # The library passes on what it is given, an empty text too, so libpq's own variables are asked here.
+        return str(settings[setting] or options.get(option) or os.environ.get(variable) or default)
+
     return {
         "PERSISTENCE_MODULE": "eventsourcing.postgres",
-        "POSTGRES_DBNAME": str(settings["NAME"] or options.get("dbname", "")),
-        "POSTGRES_HOST": str(settings["HOST"] or options.get("host", "")),
-        "POSTGRES_PORT": str(settings["PORT"] or options.get("port") or os.environ.get("PGPORT") or "5432"),
-        "POSTGRES_USER": str(settings["USER"] or options.get("user", "")),
-        "POSTGRES_PASSWORD": str(settings["PASSWORD"] or options.get("password", "")),
+        "POSTGRES_DBNAME": value("NAME", "dbname", "PGDATABASE"),
+        "POSTGRES_HOST": value("HOST", "host", "PGHOST"),
+        "POSTGRES_PORT": value("PORT", "port", "PGPORT", "5432"),
+        "POSTGRES_USER": value("USER", "user", "PGUSER"),
+        "POSTGRES_PASSWORD": value("PASSWORD", "password", "PGPASSWORD"),
     }
 
 
