@@ -15,11 +15,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from scriba import signals
+from scriba.engine.handling import DecodeFailed, plain_text
 from scriba.engine.lanes import Lane, Routed, Watermark
 from scriba.engine.partitioner import lane_of, owns
 from scriba.engine.pipeline import BACKOFF_S, Halt
 from scriba.engine.telemetry import send
-from scriba.event import ordering_key_in
+from scriba.event import SkipEvent, ordering_key_in
 from scriba.exceptions import SourceError
 from scriba.protocols import FenceLost, Progress, Shard, SourceBusy, Status
 
@@ -313,5 +314,18 @@ def keyed(projection: Projection, event: Event) -> Routed:
             msg = f"partition_by must return a string, not {key!r}"
             raise TypeError(msg)  # noqa: TRY301 - one event's fault, like any error of the callable
     except Exception as error:  # noqa: BLE001 - its lane makes a dead letter of it
-        return Routed(event, ordering_key_in(event.partition, event.stream_id), error)
+        return Routed(event, ordering_key_in(event.partition, event.stream_id), _decoding_error(event) or error)
     return Routed(event, ordering_key_in(event.partition, key))
+
+
+def _decoding_error(event: Event) -> DecodeFailed | None:
+    """Tell a payload that cannot be decoded from a `partition_by` that is wrong about it: it names the letter's kind."""
+    try:
+        event.payload()
+    except SkipEvent:
+        return None
+    except Exception as error:  # noqa: BLE001 - whatever the codec raises
+        failed = DecodeFailed(plain_text(error))
+        failed.__cause__ = error
+        return failed
+    return None

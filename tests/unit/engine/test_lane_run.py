@@ -377,6 +377,27 @@ def test_a_payload_that_cannot_be_decoded_is_one_events_letter() -> None:
     assert waits == []
 
 
+@pytest.mark.case("A21")
+def test_a_payload_that_partition_by_cannot_decode_is_a_decoding_letter() -> None:
+    """The reader decodes for `partition_by`; what fails there is named and settled as if the worker had met it."""
+
+    class Broken:
+        def decode(self, event: Event) -> Any:
+            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+        def stored(self, event: Event) -> tuple[Any, Any]:
+            return b"\xff", {}
+
+    found = events(S, S, S)
+    found[1] = found[1]._replace(codec=Broken())
+    target, projection = world(retry=RetryPolicy(), partition_by=lambda event: str(event.data["n"] % 2))
+    waits = settle_all(lane_run(projection), routed(projection, found))
+
+    assert positions(target) == [1, 3]
+    assert [letter.error_kind for letter in target.letters.values()] == ["decode:UnicodeDecodeError"]
+    assert waits == []
+
+
 def test_a_wrong_key_that_breaks_every_payload_halts() -> None:
     """Decode failures count as failed attempts: when all of a batch fail, it is no bad event."""
 
