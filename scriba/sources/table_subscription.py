@@ -188,9 +188,11 @@ class TableSubscription(_Reading):
     def _look(self, horizon: Horizon, limit: int) -> Page:
         if self._reading.is_filtered and self._after < horizon.settled:
             return self._look_back(horizon, limit)
-        rows, is_cut = self._page(limit)
+        is_probe = self._blocked_since is not None  # does it still wait? One row says so, not a page of payloads
+        rows, is_cut = self._page(1 if is_probe else limit)
         ready = run_length(self._after, _positions(rows), horizon.settled)
-        if ready == 0 and self._may_advance(bool(rows)) and horizon.advance(self._after):
+        has_moved = ready == 0 and self._may_advance(bool(rows)) and horizon.advance(self._after)
+        if has_moved or (is_probe and ready):
             rows, is_cut = self._page(limit)  # again: what was read before the evidence may lack what it settles
             ready = run_length(self._after, _positions(rows), horizon.settled)
         return self._handed_out(horizon, rows, ready, is_cut=is_cut)
@@ -202,8 +204,10 @@ class TableSubscription(_Reading):
         scanned = last if is_complete and is_cut else max(last, horizon.settled, self._after)
         now = time.monotonic()
         if scanned > self._after:
-            self._idle_since, self._blocked_since = now, None
-        if not is_complete and self._blocked_since is None:
+            self._idle_since = self._blocked_since = now
+        if is_complete:
+            self._blocked_since = None
+        elif self._blocked_since is None:
             self._blocked_since = now
         self._after = scanned
         found = [row for row in rows[:ready] if row[_WANTED]] if self._reading.is_filtered else rows[:ready]

@@ -13,6 +13,7 @@ from tests.integration.sources.reading import Reader
 from tests.support.processes import database_url
 
 
+@pytest.hookimpl(trylast=True)  # after -k has taken its tests away
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let one test ask for a database in pytest-django's way, so that the session has a test database.
 

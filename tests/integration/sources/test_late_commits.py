@@ -219,6 +219,29 @@ def test_new_writers_do_not_prolong_the_wait(reader, writer):
     assert reader.look() == [visible]
 
 
+def test_a_wait_reads_no_payloads(reader, writer, monkeypatch):
+    """While a slow writer holds the horizon, the backlog behind it is not read again and again."""
+    slow, fast = writer(), writer()
+    append(slow)
+    for _ in range(20):
+        append(fast)
+    fast.commit()
+    connection, read = reader.subscription._connection, []
+    page = connection.page
+
+    def counted(statement, parameters):
+        found = page(statement, parameters)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(connection, "page", counted)
+    for _ in range(3):
+        assert reader.look() == []
+    assert read == [20, 1, 1]
+    slow.commit()
+    assert len(reader.look_until_quiet()) == 21
+
+
 def test_several_waits_overlap(reader, writer):
     """What was written later does not wait for the first gap to close before its own wait begins."""
     first, second, fast = writer(), writer(), writer()

@@ -287,6 +287,20 @@ def test_narrow_takes_stored_names_and_classes(plain):
     assert len(read(source)) == 6
 
 
+@override_settings(SCRIBA={"max_bytes_in_flight": 40_000})
+@pytest.mark.parametrize("padding", [1, 2_000])
+def test_a_filtered_backlog_is_read_to_its_last_event(plain, padding):
+    """Where more is wanted than fits into a page, by rows or by bytes, the next page goes on behind the last of them."""
+    fill(
+        1_500, data=f"jsonb_build_object('x', repeat(md5(n::text), {padding} / 32 + 1))",
+        event_type="CASE WHEN n % 3 = 0 THEN 'wanted' ELSE 'other' END",
+    )  # fmt: skip
+    reader = Reader(TableSource(plain).narrow({"wanted"}))
+    while not reader.seen or not reader.last.caught_up:
+        reader.look(limit=100)
+    assert reader.seen == list(range(3, 1_501, 3))
+
+
 def _as_dict(data):
     return data
 
