@@ -28,7 +28,9 @@ SELECT %(name)s, %(version)s, %(action)s, %(by)s, %(reason)s FROM done
 """
 
 
-def record(cursor: CursorWrapper, identity: Identity, action: str, *, by: str, reason: str = "", detail: str = "") -> None:
+def record(  # noqa: PLR0913 - the columns
+    cursor: CursorWrapper, identity: Identity, action: str, *, by: str, reason: str = "", detail: str = ""
+) -> None:
     """Write one entry on the caller's cursor, in its transaction."""
     texts = [storable_text(text, LONGEST_TEXT) for text in (action, by, reason, detail)]
     cursor.execute(

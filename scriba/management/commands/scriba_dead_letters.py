@@ -7,9 +7,6 @@ key's own lane. So bulk work is safe to interrupt and safe to repeat.
 from __future__ import annotations
 
 import json
-import threading
-import time
-from collections import Counter
 from datetime import UTC, datetime
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -18,17 +15,14 @@ from django.core.management.base import CommandError
 from django.db.models import Count, Max, Min
 from django.utils.timezone import localtime
 
-from scriba import discard, info, replay
-from scriba.exceptions import ScribaError
+from scriba.bulk import holders, waiting_behind
 from scriba.management.asking import confirm
-from scriba.management.base import FAILED, MISUSED, ScribaCommand, count, operator, seconds
-from scriba.management.letters import UNRESOLVED, add_filters, age, chosen, is_narrowed
+from scriba.management.base import MISUSED, ScribaCommand, count, seconds
+from scriba.management.bulk import BulkWork, DryRun
+from scriba.management.letters import add_filters, age, chosen, is_narrowed
 from scriba.models import DeadLetter
-from scriba.protocols import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from django.core.management.base import CommandParser
     from django.db.models import QuerySet
 
@@ -40,19 +34,20 @@ examples:
   scriba_dead_letters show 17                              payload, metadata and traceback
   scriba_dead_letters replay 17                            try one again, after the fix
   scriba_dead_letters replay --kind 'commit:23505*'        all of a kind, in order
+  scriba_dead_letters replay --all --dry-run               which would pass now, and what they would change
   scriba_dead_letters discard --group 6f1c2d               give a group up
   scriba_dead_letters purge --older-than 90d               delete resolved ones
 
 replay and discard are wishes: the process that runs the projection carries them out, within a second. They may be
-interrupted and repeated.
+interrupted and repeated. A replay releases what is parked behind its letter, in order. A dry run calls the handler
+in this process, in transactions that are rolled back.
 
 exit codes:
   0  done
-  1  some were refused or failed again; the others are done
+  1  some were refused or failed again, or would fail; the others are done
   2  wrong usage, nothing named, unknown id or projection, not confirmed, or the database cannot be reached
 """
 
-LOOK_EVERY_S: Final = 0.2
 SHORT: Final = 80
 
 
@@ -87,6 +82,9 @@ class Command(ScribaCommand):
                     action="store_true",
                     help="also where later events of the stream are applied",
                 )
+                acting.add_argument(
+                    "--dry-run", action="store_true", help="only say which would pass now, and what they change"
+                )
         purging = actions.add_parser("purge", help="delete replayed and discarded letters")
         purging.add_argument("--older-than", type=age, required=True, metavar="SPAN", help="resolved so long ago: 90d")
         add_filters(purging, status=False)
@@ -109,7 +107,7 @@ class Command(ScribaCommand):
         lines = (
             _groups(found)
             if options["groups"]
-            else [_row(letter) for letters in found for letter in letters[: options["limit"]]]
+            else [line for letters in found for line in _rows(letters[: options["limit"]])]
         )
         lines = lines[: options["limit"]]
         if options["json"]:
@@ -145,13 +143,16 @@ class Command(ScribaCommand):
         if not total:
             self.stdout.write("No unresolved dead letter matches; nothing to do.")
             return
+        if options.get("dry_run"):
+            DryRun(self, total, allow_out_of_order=options["allow_out_of_order"]).run(found)
+            return
         if total > 1:
             confirm(
                 self,
                 f"{options['action']} {total:,} dead letters:\n{_aligned(_groups(found))}",
                 interactive=options["interactive"],
             )
-        _Work(self, options).run(letter for letters in found for letter in letters.iterator())
+        BulkWork(self, options, total).run(found)
 
     def _purge(self, options: dict[str, Any]) -> None:
         resolved = (DeadLetter.Status.REPLAYED, DeadLetter.Status.DISCARDED)
@@ -164,93 +165,21 @@ class Command(ScribaCommand):
         self.stdout.write(f"{deleted:,} resolved dead letters deleted.")
 
 
-class _Work:
-    """Wishes something of letters one after the other, then waits for the results. Says what was done, always."""
-
-    def __init__(self, command: ScribaCommand, options: dict[str, Any]) -> None:
-        self._command = command
-        self._action: str = options["action"]
-        self._wait_s: float = options["wait"]
-        self._more = {"allow_out_of_order": True} if options.get("allow_out_of_order") else {}
-        self._waiting: list[DeadLetter] = []
-        self._results: Counter[str] = Counter()
-        self._complaints: list[str] = []
-
-    def run(self, letters: Iterator[DeadLetter]) -> None:
-        try:
-            self._wish(letters)
-            self._collect()
-        except KeyboardInterrupt:
-            self._complaints.append("Interrupted. What is wished is carried out all the same; it is safe to repeat.")
-        self._summarise()
-
-    def _wish(self, letters: Iterator[DeadLetter]) -> None:
-        act = replay if self._action == "replay" else discard
-        for letter in letters:
-            try:
-                act(letter, by=operator(), **self._more)
-            except ScribaError as error:
-                self._results["refused"] += 1
-                self._complaints.append(str(error))
-            else:
-                self._waiting.append(letter)
-
-    def _collect(self) -> None:
-        """Wait while somebody is there to carry the wishes out, at most for the time that was allowed."""
-        deadline = time.monotonic() + self._wait_s
-        while self._waiting and time.monotonic() < deadline and self._is_served():
-            self._note_ended()
-            if self._waiting:
-                threading.Event().wait(LOOK_EVERY_S)
-
-    def _is_served(self) -> bool:
-        names = {(letter.projection_name, letter.projection_version) for letter in self._waiting}
-        return any(info(name).status is not Status.NOT_RUNNING for name in names)
-
-    def _note_ended(self) -> None:
-        """Ask for all results at once: ten thousand letters are one statement, not ten thousand."""
-        for alias in {letter._state.db for letter in self._waiting}:
-            waiting = {letter.pk for letter in self._waiting if letter._state.db == alias}
-            ended = DeadLetter.objects.using(alias).filter(wish="").in_bulk(waiting)
-            for letter in ended.values():
-                self._count(letter)
-            self._waiting = [letter for letter in self._waiting if letter._state.db != alias or letter.pk not in ended]
-
-    def _count(self, letter: DeadLetter) -> None:
-        if letter.status in UNRESOLVED:
-            self._results["failed again"] += 1
-            self._complaints.append(f"letter {letter.pk}, {letter}: {letter.error_message} ({letter.note})")
-        else:
-            self._results[letter.status] += 1
-
-    def _summarise(self) -> None:
-        if self._waiting:
-            self._results["still wished"] += len(self._waiting)
-            if not self._is_served():
-                self._complaints.append(
-                    "No process runs the projection now: the wishes are carried out by the next one."
-                )
-        self._command.stdout.write(
-            ", ".join(f"{number:,} {result}" for result, number in self._results.items()) or "nothing done"
-        )
-        for complaint in self._complaints[:20]:
-            self._command.stderr.write(complaint)
-        if len(self._complaints) > 20:  # noqa: PLR2004 - a screen
-            self._command.stderr.write(f"… and {len(self._complaints) - 20:,} more")
-        if self._results["refused"] or self._results["failed again"]:
-            msg = "Not every letter is resolved."
-            raise CommandError(msg, returncode=FAILED)
-
-
 # --- how letters look -------------------------------------------------------------------------------------------------
 
 
-def _row(letter: DeadLetter) -> dict[str, Any]:
+def _rows(letters: QuerySet[DeadLetter]) -> list[dict[str, Any]]:
+    found = list(letters)
+    behind, held_by = waiting_behind(found), holders(found)
+    return [_row(letter, behind.get(letter.pk, 0), held_by.get(letter.pk)) for letter in found]
+
+
+def _row(letter: DeadLetter, behind: int, held_by: int | None) -> dict[str, Any]:
     message = " ".join(letter.error_message.split())
     return {
         "id": letter.pk,
         "projection": f"{letter.projection_name}:{letter.projection_version}",
-        "status": f"{letter.status}, {letter.wish} wished" if letter.wish else letter.status,
+        "status": _status(letter, behind, held_by),
         "since": f"{localtime(letter.occurred_at):%Y-%m-%d %H:%M:%S}",
         "position": letter.position,
         "stream": letter.stream_id,
@@ -258,6 +187,14 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
         "kind": letter.error_kind,
         "message": f"{message[:SHORT]}…" if len(message) > SHORT else message,
     }
+
+
+def _status(letter: DeadLetter, behind: int, held_by: int | None) -> str:
+    """Return the status, what waits behind the letter or what it waits for, and what is wished."""
+    words = [f"{letter.status} behind {held_by}" if held_by else str(letter.status)]
+    words += [f"{behind:,} wait behind it"] if behind else []
+    words += [f"{letter.wish} wished"] if letter.wish else []
+    return ", ".join(words)
 
 
 def _groups(found: list[QuerySet[DeadLetter]]) -> list[dict[str, Any]]:

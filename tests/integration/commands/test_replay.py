@@ -108,3 +108,44 @@ def test_a_run_that_ends_carries_out_what_was_wished(shell: Shell, tmp_path: Pat
     assert parked == len(behind)
     assert world.applied("a") == [*first, *behind]
     assert {letter.status for letter in world.letters()} == {"replayed"}
+
+
+def test_a_dry_run_says_what_would_pass(world: World, shell: Shell, tmp_path: Path) -> None:
+    """After a deploy: which letters pass now, what they change, why the others do not; and nothing is changed."""
+    fixed = tmp_path / "fixed"
+    with world.running(find("noting")):
+        first, second = failed(world, "a", "b", fixed=fixed)
+        (third,) = world.append("c", fail=True, fixed=str(tmp_path / "never"))
+        wait_until(lambda: len(world.letters()) == 3, what="the dead letters")
+    fixed.touch()
+    before = list(DeadLetter.objects.order_by("pk").values())
+
+    code, _ = shell.refused(COMMAND, "replay", "--all", "--dry-run")
+
+    assert code == 1
+    assert "2 of 3 would pass. Nothing was changed." in shell.out
+    for position in (first, second):
+        assert f"noting:1 at {position}: would pass (testapp_applied +1)" in shell.out
+    assert "+ testapp.Applied(" in shell.out
+    assert f"noting:1 at {third}: would fail: ValueError: told to fail" in shell.out
+    assert "1 letters: ValueError: told to fail" in shell.err
+    assert list(DeadLetter.objects.order_by("pk").values()) == before
+    assert world.applied() == []
+
+
+@pytest.mark.case("B14")
+def test_a_bulk_replay_releases_what_is_parked_in_order(shell: Shell, tmp_path: Path, transactional_db: None) -> None:
+    """Only the head is asked for; what waits behind it is released by it, and counted as such."""
+    world, fixed = World("parking"), tmp_path / "fixed"
+    with world.running(find("parking")):
+        positions = world.append("a", fail=True, fixed=str(fixed)) + world.append("a", "a")
+        wait_until(lambda: len(world.letters()) == 3, what="the letters")
+        listed = shell(COMMAND, "list", "--projection", "parking")
+        fixed.touch()
+        shown = shell(COMMAND, "replay", "--projection", "parking", "--no-input")
+        wait_until(lambda: world.applied() == positions, what="all three in order")
+
+    head = world.letters()[0]
+    assert "open, 2 wait behind it" in listed
+    assert listed.count(f"parked behind {head.pk}") == 2
+    assert shown == "2 parked behind another, 1 replayed\n"

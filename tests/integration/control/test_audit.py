@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from django.db import transaction
 
@@ -78,7 +76,10 @@ def test_a_reset_says_what_it_removed(world: World) -> None:
     scriba.stop(world.projection())
     scriba.reset(world.projection(), by="ann")
 
-    assert Audit.objects.get(projection_name=world.name, action="reset").detail == "2 cursors forgotten, 0 dead letters discarded"
+    assert (
+        Audit.objects.get(projection_name=world.name, action="reset").detail
+        == "2 cursors forgotten, 0 dead letters discarded"
+    )
 
 
 # --- parked letters -----------------------------------------------------------------------------------------------
@@ -102,11 +103,11 @@ def test_a_parked_letter_is_not_replayed_before_the_one_it_waits_for(world: Worl
 
 
 @pytest.fixture
-def fenced(owner: Owner) -> Iterator[Lease]:
+def fenced(owner: Owner) -> Lease:
     """The lease as it was before somebody else took over."""
     old = owner.lease
     owner.halts()
-    yield old
+    return old
 
 
 def test_only_the_owner_notes_how_far_it_is(world: World, owner: Owner, fenced: Lease) -> None:
