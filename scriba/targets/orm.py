@@ -261,11 +261,13 @@ class OrmBatch:
 
     def _is_good(self) -> bool:
         """Say whether the transaction could commit as it is."""
+        connection, driver = self._connection, self._driver
         return (
-            not self._connection.needs_rollback
-            and self._depth_now() == self._depth
-            and self._status() is TransactionStatus.INTRANS
-            and not self._has_open__driver_blocks()
+            not connection.needs_rollback
+            and (len(connection.atomic_blocks), len(connection.savepoint_ids)) == self._depth
+            and connection.connection is driver
+            and driver.pgconn.transaction_status == TransactionStatus.INTRANS
+            and not self._has_open_driver_blocks()
         )
 
     def finish(self) -> None:
@@ -283,7 +285,7 @@ class OrmBatch:
             return TransactionStatus.UNKNOWN
         return TransactionStatus(driver.pgconn.transaction_status)
 
-    def _has_open__driver_blocks(self) -> bool:
+    def _has_open_driver_blocks(self) -> bool:
         return bool(self._driver.pgconn.pipeline_status or driver_blocks(self._driver))
 
     def _lost(self, cause: BaseException) -> Failure | None:
@@ -294,7 +296,7 @@ class OrmBatch:
             return known if known.kind is FailureKind.TRANSIENT else _CLOSED
         if status is TransactionStatus.IDLE or self._depth_now() < self._depth:
             return _ENDED
-        if status is TransactionStatus.ACTIVE or self._has_open__driver_blocks():
+        if status is TransactionStatus.ACTIVE or self._has_open_driver_blocks():
             return _LEFT_OPEN
         return None
 
