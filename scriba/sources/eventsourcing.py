@@ -52,7 +52,9 @@ __all__ = ["EventSourcingSource", "LogSubscription", "database_env"]
 WAKEUPS: Final = ("listen", "poll")
 GAPS: Final = ("auto", "ordered")
 STARTS: Final = ("origin", "current")
-BLOCKED_POLL_S: Final = 0.01  #: while positions are held back: the end of a foreign transaction sends no notice
+HELD_BACK_S: Final = (
+    0.005  #: half of the first wait while positions are held back: the end of a transaction need not send a notice
+)
 SHARE_IN_A_PAGE: Final = 4  #: a page may hold this part of the bytes in flight
 FIRST_PAGE: Final = 100  #: rows, before anything is known about their weight
 GROWTH: Final = 4  #: a page asks for at most so many times the rows of the one before
@@ -213,6 +215,7 @@ class LogSubscription:
         self._codec = codec
         self._judge = judge
         self._appetite = FIRST_PAGE  #: rows to ask for
+        self._held_back_s = HELD_BACK_S
         self.closing = ExitStack()  #: everything that ends with the subscription
         self._after = self._first(shard.resume, start_from)
         self._head: tuple[int, datetime | None] = (-1, None)
@@ -229,14 +232,23 @@ class LogSubscription:
         asked = min(limit, self._appetite)
         look = self._log.look(self._after, asked)
         if not look.found and look.scanned <= self._after and timeout > 0:
-            self._log.wait(min(timeout, BLOCKED_POLL_S) if look.blocked else timeout)
+            self._log.wait(self._pause(look, timeout))
             look = self._log.look(self._after, asked)
         events = [self._codec.event(stored, stored.id) for stored in look.found]
         kept = self._within_budget(events)
         if kept < len(events):
             look = Look(look.found[:kept], events[kept - 1].position, caught_up=False)
+        if look.scanned > self._after:
+            self._held_back_s = HELD_BACK_S
         self._after = look.scanned
         return Page(events[:kept], look.scanned, look.caught_up)
+
+    def _pause(self, look: Look, timeout: float) -> float:
+        """Return how long to wait; while positions are held back, look again soon, and then less and less often."""
+        if not look.blocked:
+            return timeout
+        self._held_back_s = min(self._held_back_s * 2, timeout)
+        return self._held_back_s
 
     def _within_budget(self, events: Sequence[Event]) -> int:
         """Return how many of `events` fit into a page, at least one, and ask for more or fewer rows next time.

@@ -104,6 +104,8 @@ def relations_of(query: Query, table: str, column: str) -> Relations:
     ((sequence_oid, lowest, cache),) = query(_SEQUENCE, (sequence,))
     if cache > 1:
         raise SourceError(_CACHE.format(table=table, sequence=sequence, cache=cache))
+    if query(_REPLICATED, (oid,)):
+        raise SourceError(_FED.format(table=table))
     partitions = [row[0] for row in query(_PARTITIONS, (table,))]
     return Relations(table, column, sequence, tuple({oid, sequence_oid, *partitions}), lowest)
 
@@ -113,6 +115,7 @@ SELECT to_regclass(%s)::oid,
        CASE WHEN to_regclass(%s) IS NOT NULL THEN pg_get_serial_sequence(%s, %s) END
 """
 _SEQUENCE: Final = "SELECT seqrelid, seqmin, seqcache FROM pg_sequence WHERE seqrelid = %s::regclass"
+_REPLICATED: Final = "SELECT 1 FROM pg_subscription_rel WHERE srrelid = %s"
 _PARTITIONS: Final = "SELECT relid::oid FROM pg_partition_tree(%s::regclass)"
 _NO_TABLE: Final = (
     "the table {table} does not exist. The application creates it when it is first constructed with CREATE_TABLE=yes (its "
@@ -121,6 +124,10 @@ _NO_TABLE: Final = (
 _NO_SEQUENCE: Final = (
     "the column {column} of {table} draws its numbers from no sequence of its own, so it cannot be known which are still to "
     "come. Let the library create the table, or ALTER SEQUENCE … OWNED BY {table}.{column}."
+)
+_FED: Final = (
+    "{table} is fed by logical replication: its rows were numbered on another server, and no lock here says which are still "
+    "to come. Read the log on the server where the application writes."
 )
 _CACHE: Final = (
     "the sequence {sequence} of {table} hands out {cache} numbers at a time (CACHE), so a number may be used long after it "

@@ -102,7 +102,7 @@ class TestOnPostgres(EventSourcingContract):
             pooled = connection.info.backend_pid
         cut = (
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-            " WHERE pid = %s OR application_name LIKE 'scriba contract%%'"
+            " WHERE pid = %s OR (application_name LIKE 'scriba contract%%' AND datname = current_database())"
         )
         with psycopg.connect(database_url(), autocommit=True) as connection:
             connection.execute(cut, (pooled,))

@@ -133,6 +133,41 @@ def test_a_sequence_that_hands_out_numbers_in_advance_is_refused(school: School,
             postgres_store.subscribe(School)
 
 
+def test_a_table_that_is_fed_by_replication_is_refused(school: School, postgres_store: Store) -> None:
+    """Its rows arrive in the order of commits elsewhere, with ids that were drawn elsewhere."""
+    table = f"{postgres_store.env['POSTGRES_SCHEMA']}.{TABLE}"
+    with psycopg.connect(database_url(), autocommit=True, options="-c allow_system_table_mods=on") as direct:
+        direct.execute("INSERT INTO pg_subscription_rel VALUES (1, %s::regclass, 'r', NULL)", (table,))
+        try:
+            with pytest.raises(SourceError, match="logical replication"):
+                postgres_store.subscribe(School)
+        finally:
+            direct.execute("DELETE FROM pg_subscription_rel WHERE srrelid = %s::regclass", (table,))
+
+
+def test_a_long_wait_for_a_writer_is_not_a_busy_one(
+    school: School, postgres_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first looks come soon after each other, later ones at the reader's own pace; an event starts anew."""
+    subscription = postgres_store.subscribe(School)
+    waits: list[float] = []
+    monkeypatch.setattr(subscription._log, "wait", waits.append)
+    with raw_transaction() as slow, raw_transaction() as quick:
+        append(slow, postgres_store, TABLE)
+        append(quick, postgres_store, TABLE)
+        quick.commit()
+        subscription.fetch(10, 0.0)
+
+        for _ in range(8):
+            assert subscription.fetch(10, 0.25).events == []
+        assert waits == [0.01, 0.02, 0.04, 0.08, 0.16, 0.25, 0.25, 0.25]
+
+        slow.commit()
+        assert len(fetched(subscription, 2)) == 2
+    assert subscription._held_back_s < 0.01
+    subscription.close()
+
+
 def test_a_table_that_is_missing_is_named(postgres_store: Store) -> None:
     """With the way to make it: a reader never does."""
     with pytest.raises(SourceError, match=r"school_events.* does not exist.*CREATE_TABLE"):
@@ -226,7 +261,8 @@ def test_a_reader_whose_connections_are_cut_goes_on(school: School, postgres_sto
 def _cut_readers() -> None:
     with psycopg.connect(database_url(), autocommit=True) as connection:
         connection.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE 'scriba test:1%'"
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE application_name LIKE 'scriba test:1%' AND datname = current_database()"
         )
 
 
