@@ -28,6 +28,7 @@ INSTALLED_APPS = [
     "example_project.bank",
     "example_project.elixir_bank",
     "example_project.demo",
+    "example_project.bench",
 ]
 
 MIDDLEWARE = [
