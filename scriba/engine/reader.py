@@ -148,6 +148,8 @@ class Reader:
         if not self._room():
             return
         page = subscription.fetch(PAGE, self._poll_s())
+        while not self._running.wait(self._limits.idle_poll_s):  # paused while it waited: what it found waits, too
+            self._housekeeping()
         self._remember_anchor(ledger, subscription)
         self._remember_start(ledger, page)
         self._promise(ledger, page.scanned)

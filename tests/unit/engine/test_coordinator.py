@@ -86,6 +86,7 @@ def test_pause_takes_nothing_new_and_resume_goes_on() -> None:
         state.orders = Orders(Wish.PAUSED)
         wait_until(lambda: coordinator.snapshot().status is Status.PAUSED, what="paused")
         source.append(*events("a", first=11))
+        assert len(target.log) == 10
         state.orders = Orders(Wish.STOPPED)
         wait_until(lambda: coordinator.snapshot().status is Status.STOPPED, what="stopped")
         assert len(target.log) == 10
