@@ -24,7 +24,16 @@ try:
 except ImportError:  # pragma: no cover - the standard library does the same, in three times the time
     orjson = None  # type: ignore[assignment]
 
-__all__ = ["Decoding", "JsonColumn", "PayloadCodec", "RawColumn", "UnknownEventType", "Upcaster", "Upcasters", "load_json"]
+__all__ = [
+    "Decoding",
+    "JsonColumn",
+    "PayloadCodec",
+    "RawColumn",
+    "UnknownEventType",
+    "Upcaster",
+    "Upcasters",
+    "load_json",
+]
 
 UnknownType = Literal["deliver", "skip", "fail"]
 Upcaster = Callable[[Payload], "Payload | tuple[str, Any, Mapping[str, Any]]"]

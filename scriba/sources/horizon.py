@@ -125,13 +125,17 @@ class Horizon:
             raise SourceError(_STANDBY.format(table=table))
         drawn = last_value if is_called else None
         if written is not None and written > (drawn or 0):
-            raise SourceError(_AHEAD.format(table=table, column=column, sequence=sequence, written=written, drawn=drawn or "nothing"))
+            raise SourceError(
+                _AHEAD.format(table=table, column=column, sequence=sequence, written=written, drawn=drawn or "nothing")
+            )
         return _Numbers(written, drawn, int(log))
 
     def _check_reach(self, drawn: int | None, read_up_to: int) -> None:
         if read_up_to > (drawn or 0):
             table, _, sequence, *_ = self._relations
-            raise SourceError(_BEHIND.format(table=table, sequence=sequence, read_up_to=read_up_to, drawn=drawn or "nothing"))
+            raise SourceError(
+                _BEHIND.format(table=table, sequence=sequence, read_up_to=read_up_to, drawn=drawn or "nothing")
+            )
 
     def _look_at_holders(self) -> tuple[frozenset[str], int]:
         """Return the names of those who may still commit a number, and how far the write-ahead log is durable."""

@@ -105,9 +105,6 @@ class Ear:
         self._closing.wait(wait_s)
 
 
-
-
-
 def _drain(connection: psycopg.Connection[Any]) -> bool:
     """Read everything that waits, and say whether a notification was among it."""
     connection.pgconn.consume_input()

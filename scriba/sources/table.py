@@ -104,7 +104,9 @@ class TableSource:
         where = f"TableSource({_shown(model)})"
         self._decode = _checked(where, "decode", decode, "a callable (stored value, event type) -> data", callable)
         self._filter = _checked(where, "filter", filter, "a Q object", lambda value: isinstance(value, Q))
-        self._decoding = Decoding(where, types=types, upcast=upcast, unknown_type=unknown_type, unknown_keys=unknown_keys)
+        self._decoding = Decoding(
+            where, types=types, upcast=upcast, unknown_type=unknown_type, unknown_keys=unknown_keys
+        )
         self._start_from = _checked_start(where, start_from)
         self._wakeup = _checked_word(where, "wakeup", wakeup, WAKEUPS)
         self._event_types: frozenset[str] | None = None
@@ -133,7 +135,9 @@ class TableSource:
 
     def identity(self) -> str:
         fields = self._fields()
-        return f"table:{self._alias(fields.model)}.{fields.model._meta.db_table}({fields.field(fields.position).column})"
+        return (
+            f"table:{self._alias(fields.model)}.{fields.model._meta.db_table}({fields.field(fields.position).column})"
+        )
 
     def transient(self, error: Exception) -> bool:
         """Say whether `error` may go away by itself."""
@@ -167,7 +171,9 @@ class TableSource:
             facts = look_at_table(own.rows, fields, alias, self._sequence)
         except (DatabaseError, InterfaceError) as error:
             message = f"The event table {fields.model._meta.db_table!r} could not be looked at: {' '.join(str(error).split())}"
-            return [Info(message, hint="Its sequence and its server were not checked.", obj=fields.model, id="scriba.I227")]
+            return [
+                Info(message, hint="Its sequence and its server were not checked.", obj=fields.model, id="scriba.I227")
+            ]
         finally:
             own.close()
         found: list[CheckMessage] = [_as(Error, problem, fields.model) for problem in facts.errors]
@@ -244,7 +250,9 @@ def _filter_problems(fields: EventFields | None, alias: str, where: Q | None) ->
         try:
             select_rows(fields, alias, where)
         except ConfigurationError as error:
-            yield Problem("scriba.E217", str(error), "A filter is a Q over the event's own row and the rows it points to.")
+            yield Problem(
+                "scriba.E217", str(error), "A filter is a Q over the event's own row and the rows it points to."
+            )
 
 
 def _as(kind: type[CheckMessage], problem: Problem, model: type[models.Model]) -> CheckMessage:

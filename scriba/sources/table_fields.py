@@ -93,7 +93,9 @@ def resolve_model(model: object) -> type[models.Model]:
             return apps.get_model(model)
         except (LookupError, ValueError) as error:
             known = (f"{found._meta.app_label}.{found.__name__}" for found in apps.get_models())
-            msg = f'TableSource({model!r}): no such model; give a class or "app_label.Model"{did_you_mean(model, known)}'
+            msg = (
+                f'TableSource({model!r}): no such model; give a class or "app_label.Model"{did_you_mean(model, known)}'
+            )
             raise ConfigurationError(msg) from error
     msg = f'TableSource({model!r}): the first argument is a model class or "app_label.Model".'
     raise ConfigurationError(msg)
@@ -171,7 +173,9 @@ def _path(model: type[models.Model], option: str, path: Any) -> tuple[AnyField |
     hint = f"The model has: {', '.join(_names(model))}."
     if not isinstance(path, str) or not path:
         accepted = "a field's name, a tuple of names, or a callable" if option == "stream_id" else "a field's name"
-        return None, Problem("scriba.E212", f"TableSource({model.__name__}): {option}={path!r} must be {accepted}.", hint)
+        return None, Problem(
+            "scriba.E212", f"TableSource({model.__name__}): {option}={path!r} must be {accepted}.", hint
+        )
     try:
         return _walk(model, path), None
     except FieldDoesNotExist:
@@ -208,7 +212,9 @@ def _position(model: type[models.Model], given: Any, problems: list[Problem]) ->
     if given is not None:
         return _given_position(model, given, problems)
     own = _own_fields(model)
-    unique = [name for name, field in own.items() if isinstance(field, models.IntegerField) and _is_unique(model, field)]
+    unique = [
+        name for name, field in own.items() if isinstance(field, models.IntegerField) and _is_unique(model, field)
+    ]
     drawn = [name for name, field in own.items() if isinstance(field, EventPosition)]
     for name in (*drawn, *(guess for guess in POSITION_GUESSES if guess in unique)):
         return name

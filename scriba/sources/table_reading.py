@@ -88,4 +88,7 @@ def is_transient(error: Exception) -> bool:
     """Say whether `error` of a reading may go away by itself."""
     if isinstance(error, SourceAway):
         return True
-    return isinstance(error, psycopg.Error | DatabaseError | InterfaceError) and classify(error).kind is FailureKind.TRANSIENT
+    return (
+        isinstance(error, psycopg.Error | DatabaseError | InterfaceError)
+        and classify(error).kind is FailureKind.TRANSIENT
+    )

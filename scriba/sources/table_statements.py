@@ -66,7 +66,9 @@ class RowShape(NamedTuple):
             for position, stream, kind, key, data, metadata, at, version, correlation, causation, size, *_ in rows
         ]
         if self.zone is not UTC:
-            found = [event._replace(occurred_at=event.occurred_at and event.occurred_at.astimezone(UTC)) for event in found]
+            found = [
+                event._replace(occurred_at=event.occurred_at and event.occurred_at.astimezone(UTC)) for event in found
+            ]
         return found if self.stream_id_of is None else [_with_stream(event, self.stream_id_of) for event in found]
 
 
@@ -176,7 +178,9 @@ def select_rows(fields: EventFields, alias: str, where: Q | None) -> models.Quer
         if path is not None:
             named[_PREFIX + part] = F(path)
     if where is not None:
-        named[_PREFIX + "wanted"] = Case(When(where, then=Value(True)), default=Value(False), output_field=BooleanField())
+        named[_PREFIX + "wanted"] = Case(
+            When(where, then=Value(True)), default=Value(False), output_field=BooleanField()
+        )
     try:
         # No manager: one that leaves rows out would turn them into numbers that never come.
         rows: models.QuerySet[Any] = models.QuerySet(model=fields.model, using=alias)

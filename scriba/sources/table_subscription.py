@@ -32,8 +32,6 @@ from scriba.sources.table_statements import SEPARATOR
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from django.db.backends.base.base import BaseDatabaseWrapper
-
     from scriba.event import Event
     from scriba.protocols import Identity, Shard
     from scriba.sources.horizon import Relations
@@ -84,7 +82,9 @@ class _Reading:
         elif fields.stream_version is None or not fields.stream_id:
             raise ConfigurationError(_CANNOT_LOCATE.format(model=fields.model._meta.label))
         else:
-            ways = [way | {fields.stream_version: stream_version} for way in _stream_ways(fields.stream_id, stream_id or "")]
+            ways = [
+                way | {fields.stream_version: stream_version} for way in _stream_ways(fields.stream_id, stream_id or "")
+            ]
         rows: models.QuerySet[Any] = models.QuerySet(model=fields.model, using=self._reading.alias)
         for way in ways:
             if all(_fits(fields.field(path), value, self._reading.alias) for path, value in way.items()):
@@ -293,12 +293,6 @@ class InlineSubscription(_Reading):
 
 class _PageConnection(OwnConnection):
     """A connection that reads pages: binary, past Django's cursor, whose Python-made times cost more than the rest."""
-
-    def _copy(self) -> BaseDatabaseWrapper:
-        """A transaction that stays open, as ``AUTOCOMMIT = False`` would have it, could see nothing new."""
-        wrapper = super()._copy()
-        wrapper.settings_dict["AUTOCOMMIT"] = True
-        return wrapper
 
     def page(self, statement: str, parameters: dict[str, Any]) -> Rows:
         """Execute one statement with named parameters and return its rows."""

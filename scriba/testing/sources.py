@@ -44,7 +44,12 @@ class SourceContract:
         raise NotImplementedError
 
     def append(
-        self, count: int = 1, *, type: str = "counted", stream_id: str = "stream-1", padding: int = 0  # noqa: A002 - the event's word
+        self,
+        count: int = 1,
+        *,
+        type: str = "counted",  # noqa: A002 - the event's word
+        stream_id: str = "stream-1",
+        padding: int = 0,
     ) -> list[int]:
         """Append and commit `count` events, each with `padding` bytes of payload besides; return their positions."""
         raise NotImplementedError
@@ -159,7 +164,12 @@ class SourceContract:
         fetched = self._events(self._until_caught_up(subscription))[1]
         again = subscription.read(second)
         assert again is not None
-        assert (again.position, again.id, again.stream_id, again.type) == (second, fetched.id, fetched.stream_id, fetched.type)
+        assert (again.position, again.id, again.stream_id, again.type) == (
+            second,
+            fetched.id,
+            fetched.stream_id,
+            fetched.type,
+        )
         assert again.payload() == fetched.payload()
         assert subscription.read(second + 1_000_000) is None
         assert first < second

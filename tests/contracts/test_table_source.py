@@ -31,7 +31,9 @@ class TestTableSource(SourceContract):
     def make_source(self, **options: Any) -> TableSource:
         return TableSource(PlainEvent, **options)
 
-    def append(self, count: int = 1, *, type: str = "counted", stream_id: str = "stream-1", padding: int = 0) -> list[int]:
+    def append(
+        self, count: int = 1, *, type: str = "counted", stream_id: str = "stream-1", padding: int = 0
+    ) -> list[int]:
         return [self._append(stream_id, type, "x" * padding) for _ in range(count)]
 
     def _append(self, stream_id: str, event_type: str, padding: str) -> int:

@@ -28,7 +28,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def database(django_db_setup: None, django_db_blocker) -> Iterator[None]:
     """The test database, without a transaction around the test: writers beside Django's connection see everything."""
-    assert str(connection.settings_dict["NAME"]).startswith("test_"), "these tests make tables: never in a real database"
+    assert str(connection.settings_dict["NAME"]).startswith("test_"), (
+        "these tests make tables: never in a real database"
+    )
     with django_db_blocker.unblock():
         yield
         while Reader.opened:

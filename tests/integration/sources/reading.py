@@ -49,7 +49,9 @@ class Reader:
         self.subscription.close()
 
 
-def append(writer: psycopg.Connection, stream: str = "s", *, version: int | None = None, table: str = "shapes_plainevent") -> int:
+def append(
+    writer: psycopg.Connection, stream: str = "s", *, version: int | None = None, table: str = "shapes_plainevent"
+) -> int:
     """Insert one event in the writer's transaction; return its position."""
     row = writer.execute(
         f"INSERT INTO {table} (event_id, stream_id, stream_version, event_type, data) "

@@ -43,7 +43,11 @@ def add_position(**options) -> type[models.Model]:
 
 def recorded(stream: uuid.UUID, version: int, minutes: float) -> uuid.UUID:
     return AggregateEvent.objects.create(
-        aggregate_type="order", aggregate_id=stream, version=version, event_type="t", created_at=NIGHT + timedelta(minutes=minutes)
+        aggregate_type="order",
+        aggregate_id=stream,
+        version=version,
+        event_type="t",
+        created_at=NIGHT + timedelta(minutes=minutes),
     ).id
 
 
@@ -135,7 +139,9 @@ def test_it_can_be_undone(table):
     operation.state_forwards("shapes", new)
     with connection.schema_editor() as editor:
         operation.database_backwards("shapes", editor, new, old)
-    assert not run("SELECT 1 FROM pg_attribute WHERE attrelid = %s::regclass AND attname = 'position' AND NOT attisdropped", TABLE)
+    assert not run(
+        "SELECT 1 FROM pg_attribute WHERE attrelid = %s::regclass AND attname = 'position' AND NOT attisdropped", TABLE
+    )
     assert not run("SELECT 1 FROM pg_class WHERE relkind = 'S' AND relname LIKE %s", f"{TABLE}%")
     add_position()
     assert run(f"SELECT position FROM {TABLE}") == [(1,)]
@@ -152,7 +158,9 @@ def test_the_autodetector_has_nothing_left_to_do(table):
 
 def test_it_can_be_written_into_a_migration_file():
     """Operation and field are serialised with the arguments that were given, and no others."""
-    migration = type("Migration", (migrations.Migration,), {"operations": [AddEventPosition("event", order_by=("at", "v"))]})
+    migration = type(
+        "Migration", (migrations.Migration,), {"operations": [AddEventPosition("event", order_by=("at", "v"))]}
+    )
     text = MigrationWriter(migration("0002_event_position", "shapes")).as_string()
     assert "scriba.operations.AddEventPosition" in text
     assert EventPosition().deconstruct()[1:] == ("scriba.fields.EventPosition", [], {})

@@ -412,7 +412,9 @@ def test_a_partitioned_table_is_read_as_one(database, writer):
     run(PARTITIONED)
     reader = Reader(TableSource(PartitionedEvent))
     assert reader.look() == []
-    run("CREATE TABLE shapes_partitioned_next PARTITION OF shapes_partitioned FOR VALUES FROM ('2027-01-01') TO (MAXVALUE)")
+    run(
+        "CREATE TABLE shapes_partitioned_next PARTITION OF shapes_partitioned FOR VALUES FROM ('2027-01-01') TO (MAXVALUE)"
+    )
     direct, fast = writer(), writer()
     insert = "INSERT INTO {} (stream_id, type, occurred_at) VALUES ('s', 't', %s) RETURNING id"
     late = direct.execute(insert.format("shapes_partitioned_late"), ("2026-05-01",)).fetchone()[0]

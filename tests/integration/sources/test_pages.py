@@ -103,7 +103,11 @@ def test_a_stream_in_another_table_is_followed(table):
     shown, hidden = StreamRow.objects.create(name="shown"), StreamRow.objects.create(name="hidden", is_hidden=True)
     for stream in (shown, hidden, shown):
         ChildEvent.objects.create(stream=stream, type="t", data={})
-    assert [event.stream_id for event in read(TableSource(ChildEvent, stream_id="stream__name"))] == ["shown", "hidden", "shown"]
+    assert [event.stream_id for event in read(TableSource(ChildEvent, stream_id="stream__name"))] == [
+        "shown",
+        "hidden",
+        "shown",
+    ]
     assert [event.stream_id for event in read(TableSource(ChildEvent))] == ["1", "2", "1"]
     filtered = TableSource(ChildEvent, stream_id="stream__name", filter=Q(stream__is_hidden=False))
     assert [event.position for event in read(filtered)] == [1, 3]
@@ -111,9 +115,7 @@ def test_a_stream_in_another_table_is_followed(table):
 
 def test_a_filter_over_many_rows_is_refused(database):
     """A relation to many rows would deliver an event once per row."""
-    source = TableSource(
-        "auth.User", stream_id="username", type="first_name", data="email", filter=Q(groups__name="t")
-    )
+    source = TableSource("auth.User", stream_id="username", type="first_name", data="email", filter=Q(groups__name="t"))
     assert [problem.id for problem in source.checks()] == ["scriba.E217"]
     with pytest.raises(ConfigurationError, match="relation to many"):
         source.subscribe(IDENTITY, [Shard()])
@@ -129,7 +131,9 @@ def test_a_filter_that_does_not_fit_the_model_is_found_by_check(database):
 def test_json_in_a_text_column(table):
     """Text is decoded as JSON, and what is no JSON is its event's fault, kept as bytes."""
     table(TextEvent)
-    TextEvent.objects.create(stream_id="s", type="t", payload=json.dumps({"big": 12345678901234567890123, "nan": float("inf")}))
+    TextEvent.objects.create(
+        stream_id="s", type="t", payload=json.dumps({"big": 12345678901234567890123, "nan": float("inf")})
+    )
     TextEvent.objects.create(stream_id="s", type="t", payload="{'broken'")
     good, bad = read(TableSource(TextEvent))
     assert good.payload().data == {"big": 12345678901234567890123, "nan": float("inf")}
@@ -148,7 +152,9 @@ def test_a_payload_only_the_team_can_read(table):
     assert event.stored() == (b"\x00\x05\xff", None)
     subscription = source.subscribe(IDENTITY, [Shard()])
     data, metadata = event.stored()
-    assert subscription.restore(event._replace(raw=data, raw_metadata=metadata, codec=None)).payload() == event.payload()
+    assert (
+        subscription.restore(event._replace(raw=data, raw_metadata=metadata, codec=None)).payload() == event.payload()
+    )
     assert subscription.read(1).payload() == event.payload()
 
 
@@ -397,7 +403,9 @@ def test_explicit_ids_ahead_of_the_sequence_halt_with_the_cure(plain):
     reader = Reader(TableSource(plain))
     fill(2)
     reader.look_until_quiet()
-    run("INSERT INTO shapes_plainevent (id, event_id, stream_id, event_type, data) VALUES (1000, gen_random_uuid(), 's', 't', '{}')")
+    run(
+        "INSERT INTO shapes_plainevent (id, event_id, stream_id, event_type, data) VALUES (1000, gen_random_uuid(), 's', 't', '{}')"
+    )
     with pytest.raises(SourceError, match="explicit positions") as caught:
         reader.look()
     with pytest.raises(SourceError):
@@ -489,7 +497,9 @@ def test_a_model_may_be_named(database):
 def test_parts_may_be_named(plain):
     """An option outranks a guess."""
     fill(1)
-    [event] = read(TableSource(plain, type="stream_id", stream_id="event_type", id="id", data="metadata", metadata="data"))
+    [event] = read(
+        TableSource(plain, type="stream_id", stream_id="event_type", id="id", data="metadata", metadata="data")
+    )
     assert (event.type, event.stream_id, event.id, event.payload().data) == ("stream-1", "counted", "1", None)
 
 

@@ -54,7 +54,9 @@ class Writer(threading.Thread):
         version = self.version
         connection.execute("BEGIN")
         self.random.choice(ways)(connection)
-        connection.execute("SELECT pg_sleep(%s)", (self.random.choice((0, 0, 0.001, LONGEST_S * self.random.random())),))
+        connection.execute(
+            "SELECT pg_sleep(%s)", (self.random.choice((0, 0, 0.001, LONGEST_S * self.random.random())),)
+        )
         end = self.random.random()
         if end < 0.1:
             connection.execute("ROLLBACK")

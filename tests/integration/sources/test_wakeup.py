@@ -44,7 +44,10 @@ def waiting(subscription):
 
 
 def ears() -> list[int]:
-    return [row[0] for row in run("SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%%' AND datname = current_database()")]
+    return [
+        row[0]
+        for row in run("SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%%' AND datname = current_database()")
+    ]
 
 
 def test_a_notice_wakes_the_reader_with_the_commit(listening):

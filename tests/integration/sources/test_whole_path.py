@@ -62,7 +62,9 @@ def test_a_wait_for_a_burnt_position_returns(counting, scratch_name):
 def test_drain_filters_as_a_running_projection_does(scratch_name):
     """`event_types` may name a class of the type map, whose events are stored under another name."""
 
-    @projection(scratch_name, source=TableSource(Event, types={"counted": Counted}), parallelism=1, event_types=[Counted])
+    @projection(
+        scratch_name, source=TableSource(Event, types={"counted": Counted}), parallelism=1, event_types=[Counted]
+    )
     def handler(event, meta):
         return Insert(Applied(projection=scratch_name, stream_id=meta.stream_id, position=meta.position))
 

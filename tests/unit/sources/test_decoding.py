@@ -95,7 +95,9 @@ def test_an_event_is_decoded_anew_each_time():
     assert stored.payload().data == {"lines": [1]}
 
 
-@pytest.mark.parametrize(("metadata", "given"), [(None, {}), ({"a": 1}, {"a": 1}), ([1], {"metadata": [1]}), ("x", {"metadata": "x"})])
+@pytest.mark.parametrize(
+    ("metadata", "given"), [(None, {}), ({"a": 1}, {"a": 1}), ([1], {"metadata": [1]}), ("x", {"metadata": "x"})]
+)
 def test_metadata_is_always_a_mapping(metadata, given):
     """Handlers look keys up, whatever a team has stored."""
     assert event({}, metadata=metadata).payload().metadata == given
@@ -232,7 +234,9 @@ def test_a_builder_is_made_once_for_all_threads(monkeypatch):
     """Code is generated per class, not per event and not per thread."""
     made = []
     original = building._BUILDERS["cattrs"]
-    monkeypatch.setitem(building._BUILDERS, "cattrs", lambda given, forbid: made.append(given) or original(given, forbid))
+    monkeypatch.setitem(
+        building._BUILDERS, "cattrs", lambda given, forbid: made.append(given) or original(given, forbid)
+    )
     shared = codec(types=[Placed])
     start = threading.Barrier(4)
 

@@ -190,7 +190,9 @@ def test_nothing_is_asked_when_nothing_was_drawn(server, horizon):
 def test_positions_beyond_the_sequence_halt(server, horizon):
     """Explicit ids ahead of the sequence: the message says how to heal it."""
     server.written, server.drawn = 1_000, 5
-    with pytest.raises(SourceError, match=r"position 1000, .* handed out only 5: .*setval\('\"public\"\.\"events_id_seq\"'"):
+    with pytest.raises(
+        SourceError, match=r"position 1000, .* handed out only 5: .*setval\('\"public\"\.\"events_id_seq\"'"
+    ):
         horizon.advance(0)
     server.drawn = None
     with pytest.raises(SourceError, match="only nothing"):
@@ -303,7 +305,11 @@ class Reading:
         self.after = max([self.after, self.horizon.settled, *ready])
 
 
-@given(st.lists(st.tuples(st.sampled_from(["append", "append", "commit", "rollback", "look"]), st.integers(0, 5)), max_size=80))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["append", "append", "commit", "rollback", "look"]), st.integers(0, 5)), max_size=80
+    )
+)
 def test_no_schedule_of_writers_loses_or_reorders_an_event(schedule):
     """Whatever writers do, in whatever order: everything committed is handed out once, in order."""
     server = Writers()

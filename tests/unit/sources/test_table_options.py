@@ -43,7 +43,13 @@ def said(source: TableSource) -> list[str]:
 def test_common_names_need_no_option(stream, kind):
     """The names of public code are accepted, in any combination."""
     fields = found(model(**{stream: text(), kind: text(), "payload": models.JSONField()}))
-    assert (fields.stream_id, fields.type, fields.data, fields.position, fields.id) == ((stream,), kind, "payload", "id", "id")
+    assert (fields.stream_id, fields.type, fields.data, fields.position, fields.id) == (
+        (stream,),
+        kind,
+        "payload",
+        "id",
+        "id",
+    )
 
 
 def test_the_first_name_of_the_list_wins():
@@ -183,7 +189,9 @@ def test_an_option_that_is_wrong_in_itself_is_refused_at_once(options, told):
 
 def test_the_identity_names_database_table_and_column():
     """It is recorded: a projection never starts on another table by accident, or on another order of the same."""
-    made = model(stream_id=text(), type=text(), data=text(), number=EventPosition(db_column="No"), meta={"db_table": "Log"})
+    made = model(
+        stream_id=text(), type=text(), data=text(), number=EventPosition(db_column="No"), meta={"db_table": "Log"}
+    )
     assert TableSource(made).identity() == "table:default.Log(No)"
     assert TableSource(made, using="other", position="id").identity() == "table:other.Log(id)"
 
