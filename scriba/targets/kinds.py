@@ -1,7 +1,7 @@
 """The column types of PostgreSQL that folding understands: which Python values each takes, and as which text.
 
 Always holds: the text is what the type's input function reads as the very value that the ORM would have stored; a
-value that could mean two things (a time of day with a zone, a number that is none) raises :class:`NotFoldable`. Must not
+value that could mean two things (a number that is none) raises :class:`NotFoldable`. Must not
 know fields or models.
 """
 
@@ -45,12 +45,6 @@ def _decimal(value: decimal.Decimal) -> str:
     return str(value)
 
 
-def _time(value: datetime.time) -> str:
-    if value.tzinfo is not None:
-        raise NotFoldable
-    return str(value)
-
-
 def _interval(value: datetime.timedelta) -> str:
     # Every part has its own sign: right under each IntervalStyle.
     return f"{value.days:+d} day {value.seconds:+d} second {value.microseconds:+d} microsecond"
@@ -87,6 +81,10 @@ def _is_moment(text: str) -> bool:
     return _MOMENT.fullmatch(text) is not None
 
 
+def _is_clock(text: str) -> bool:
+    return len(text) <= len("00:00:00.000000")  # no offset, which the server reads and drops
+
+
 def _number_up_to(bits: int) -> Callable[[str], bool]:
     return lambda text: -(2**bits) <= int(text) < 2**bits
 
@@ -115,7 +113,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "numeric": Kind({decimal.Decimal: _decimal}, lambda _text: False, frozenset({"DecimalField"})),
     "date": Kind({datetime.date: str}, _always, frozenset({"DateField"})),
     TIMESTAMP: Kind({datetime.datetime: str}, _is_moment, frozenset({"DateTimeField"})),
-    "time without time zone": Kind({datetime.time: _time}, _always, frozenset({"TimeField"})),
+    "time without time zone": Kind({datetime.time: str}, _is_clock, frozenset({"TimeField"})),
     "interval": Kind({datetime.timedelta: _interval}, _always, frozenset({"DurationField"})),
     "uuid": Kind({uuid.UUID: lambda value: value.hex}, _always, frozenset({"UUIDField"})),
     "inet": Kind({ipaddress.IPv4Address: str, ipaddress.IPv6Address: str}, _always),

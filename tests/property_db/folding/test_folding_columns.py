@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from psycopg.types.range import Range
 
 from scriba import Delete, Insert, Update, Upsert
+from scriba.targets.kinds import KINDS, NotFoldable
 from tests.property_db.folding.app.models import EPOCH, Color, Every, Level
 from tests.property_db.folding.oracle import assert_equivalent
 from tests.support.profiles import runs
@@ -180,6 +181,15 @@ def test_odd_values_are_the_same_or_the_same_failure(name, value):
         lambda: [Update(Every, {"id": 9}, **{name: value}), Delete(Every, {"id": 9})],
     ):
         assert_equivalent(build, [Every], seeds=lambda: [Insert(Every(id=0))])
+
+
+def test_numbers_that_are_none_are_the_orms():
+    """Not every decimal is a number: how such a one is stored, or refused, is for the ORM to say."""
+    text = KINDS["numeric"].texts[decimal.Decimal]
+    assert text(decimal.Decimal("1E+2")) == "1E+2"
+    for name in ("NaN", "sNaN", "Infinity"):
+        with pytest.raises(NotFoldable):
+            text(decimal.Decimal(name))
 
 
 def test_times_without_a_zone_mean_the_sessions(settings):
