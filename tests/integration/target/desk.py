@@ -102,6 +102,7 @@ class Desk:
 
     def close(self) -> None:
         self.writer.close()
+        self.execute("SET lock_timeout = '5s'")  # a transaction that a failing test has left open
         for model in _READ_MODELS:
             self.execute(f"DELETE FROM {model._meta.db_table}")
         self.execute("DELETE FROM scriba_lanes WHERE segment_id = %s", self.segment)
