@@ -1,4 +1,4 @@
-"""Dead letters and projections in Django's admin, to read: nothing here adds, changes or deletes a row.
+"""Dead letters and projections in Django's admin: rows to read, wishes to make; nothing here edits a row by hand.
 
 Scriba's tables exist in every database that a projection writes to. The lists show one database at a time, by default
 the one Django's router would read from; with several, a filter chooses. No page needs an inline style, an inline
@@ -19,14 +19,18 @@ from django.utils.safestring import mark_safe
 from django.utils.timezone import localtime
 
 from scriba.checks import target_alias
+from scriba.bulk import UNRESOLVED, holders, waiting_behind
 from scriba.models import DeadLetter, ProjectionState
+from scriba.panel.live import LivePage
+from scriba.panel.resolving import MAY_RESOLVE, Resolver, discard_selected, groups_of, replay_selected
 from scriba.registry import all_projections
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from django.db.models import Model, QuerySet
-    from django.http import HttpRequest
+    from django.http import HttpRequest, HttpResponse
+    from django.urls import URLPattern, URLResolver
     from django.utils.safestring import SafeString
 
 __all__ = ["DeadLetterAdmin", "ProjectionStateAdmin"]
@@ -102,6 +106,9 @@ class DeadLetterAdmin(ReadOnlyAdmin):
     search_help_text = "Event id or stream (a part of it is enough)."
     ordering = ("-occurred_at", "-id")
     list_per_page = 50
+    actions = (replay_selected, discard_selected)
+    change_list_template = "admin/scriba/deadletter/change_list.html"
+    change_form_template = "admin/scriba/deadletter/change_form.html"
     readonly_fields = ("projection", "data", "metadata", "traceback", "message_whole", "state")
     fieldsets = (
         (None, {"fields": (("projection", "state", "attempts"), "error_kind", "message_whole", "occurred_at")}),
@@ -132,6 +139,37 @@ class DeadLetterAdmin(ReadOnlyAdmin):
         ),
     )
 
+    def get_urls(self) -> list[URLPattern | URLResolver]:
+        return [*Resolver(self).urls(), *super().get_urls()]
+
+    def has_resolve_permission(self, request: HttpRequest) -> bool:
+        """Replays and discards are for those who may change dead letters."""
+        user: Any = request.user
+        return bool(user.has_perm(MAY_RESOLVE))
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        answer = super().changelist_view(request, extra_context)
+        context: dict[str, Any] | None = getattr(answer, "context_data", None)
+        if context and "cl" in context:
+            shown = context["cl"].queryset
+            groups = groups_of(shown.filter(status__in=UNRESOLVED))
+            context["scriba_groups"] = groups if len(groups) > 1 or (groups and groups[0]["letters"] > 1) else []
+            found = list(context["cl"].result_list)
+            context["cl"].result_list = found
+            behind, held_by = waiting_behind(found), holders(found)
+            for letter in found:
+                letter.scriba_waiting, letter.scriba_held_by = behind.get(letter.pk, 0), held_by.get(letter.pk)
+        return answer
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        may = {
+            "scriba_may_resolve": self.has_resolve_permission(request),
+            "scriba_database": request.GET.get(DATABASE, ""),
+        }
+        return super().change_view(request, object_id, form_url, {**may, **(extra_context or {})})
+
     @admin.display(description="projection", ordering="projection_name")
     def projection(self, letter: DeadLetter) -> str:
         return f"{letter.projection_name}:{letter.projection_version}"
@@ -152,8 +190,12 @@ class DeadLetterAdmin(ReadOnlyAdmin):
 
     @admin.display(description="status", ordering="status")
     def state(self, letter: DeadLetter) -> SafeString:
-        asked = f" {letter.wish} asked for" if letter.wish else ""
-        return format_html("{}{}", _badge(letter.status), asked)
+        words = [f"{letter.wish} asked for"] if letter.wish else []
+        if getattr(letter, "scriba_waiting", 0):
+            words.append(f"{letter.scriba_waiting:,} wait behind it")  # type: ignore[attr-defined]
+        if getattr(letter, "scriba_held_by", None):
+            words.append(f"behind letter {letter.scriba_held_by}")  # type: ignore[attr-defined]
+        return format_html("{} {}", _badge(letter.status), ", ".join(words))
 
     @admin.display(description="error message")
     def message_whole(self, letter: DeadLetter) -> SafeString:
@@ -179,6 +221,7 @@ class ProjectionStateAdmin(ReadOnlyAdmin):
     list_filter = (DatabaseFilter, "wish", ("halt_label", admin.AllValuesFieldListFilter))
     search_fields = ("projection_name",)
     ordering = ("projection_name", "projection_version")
+    change_list_template = "admin/scriba/projectionstate/change_list.html"
     readonly_fields = ("cause", "state")
     fieldsets = (
         (None, {"fields": (("projection_name", "projection_version"), "created_at")}),
@@ -192,6 +235,9 @@ class ProjectionStateAdmin(ReadOnlyAdmin):
             },
         ),
     )
+
+    def get_urls(self) -> list[URLPattern | URLResolver]:
+        return [*LivePage(self).urls(), *super().get_urls()]
 
     @admin.display(description="wish", ordering="wish")
     def state(self, projection: ProjectionState) -> SafeString:

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from django.db import connections, transaction
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Count, Exists, OuterRef, Q, Subquery
 from django.db.models.functions import Now
 
 from scriba.audit import record
@@ -76,17 +76,11 @@ def waiting_behind(letters: Sequence[DeadLetter]) -> dict[int, int]:
     heads = [letter for letter in letters if letter.status == DeadLetter.Status.OPEN]
     if not heads:
         return {}
-    alias = heads[0]._state.db
-    found = DeadLetter.objects.using(alias).filter(pk__in=[letter.pk for letter in heads])
     where = {name: OuterRef(name) for name in _KEY}
     behind = DeadLetter.objects.filter(**where, status=DeadLetter.Status.PARKED, position__gt=OuterRef("position"))
-    parked = found.filter(Exists(behind)).values_list("pk", *_KEY, "position")
-    return {
-        pk: DeadLetter.objects.using(alias)
-        .filter(**dict(zip(_KEY, key, strict=True)), status=DeadLetter.Status.PARKED, position__gt=position)
-        .count()
-        for pk, *key, position in parked
-    }
+    number = behind.order_by().values("stream_id").annotate(number=Count("pk")).values("number")
+    found = DeadLetter.objects.using(heads[0]._state.db).filter(pk__in=[letter.pk for letter in heads])
+    return {pk: many for pk, many in found.annotate(many=Subquery(number)).values_list("pk", "many") if many}
 
 
 # --- one chunk ----------------------------------------------------------------------------------------------------

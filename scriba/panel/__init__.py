@@ -1,0 +1,1 @@
+"""What operators do in Django's admin: resolve dead letters, watch projections live, and steer them."""
