@@ -8,7 +8,6 @@ source's decision not to deliver it. Nothing here knows where events come from.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -42,8 +41,7 @@ Hook = Callable[[Any, str], Any]
 
 UNKNOWN_TYPE: Final = ("deliver", "skip", "fail")
 #: orjson reads an integer beyond 64 bits as a float; the standard library reads it exactly.
-_LONG_NUMBER: Final = re.compile(r"\d{19}")
-_LONG_NUMBER_BYTES: Final = re.compile(rb"\d{19}")
+_HUGE: Final = float(2**63)
 
 
 class UnknownEventType(LookupError):  # noqa: N818 - reads as `decode:UnknownEventType`
@@ -53,13 +51,32 @@ class UnknownEventType(LookupError):  # noqa: N818 - reads as `decode:UnknownEve
 def load_json(raw: str | bytes) -> Any:
     """Return what the JSON text `raw` says, as the standard library would; faster where orjson is installed."""
     if orjson is not None:
-        pattern: Any = _LONG_NUMBER if isinstance(raw, str) else _LONG_NUMBER_BYTES
-        if pattern.search(raw) is None:
-            try:
-                return orjson.loads(raw)
-            except orjson.JSONDecodeError:
-                pass  # NaN, lone surrogates: whatever Python's own encoder writes is read, or properly complained about
+        try:
+            value = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            pass  # NaN, lone surrogates: whatever Python's own encoder writes is read, or properly complained about
+        else:
+            if _is_exact(value):
+                return value
     return json.loads(raw)
+
+
+def _is_exact(value: Any) -> bool:
+    """Say whether `value` holds no float that may have been a huge integer. A look at the values is far cheaper than
+    one at the text.
+    """
+    kind = type(value)
+    if kind is float:
+        return -_HUGE < value < _HUGE  # type: ignore[no-any-return]
+    if kind is dict:
+        value = value.values()
+    elif kind is not list:
+        return True
+    for item in value:
+        kind = type(item)
+        if (kind is dict or kind is list or kind is float) and not _is_exact(item):
+            return False
+    return True
 
 
 # --- columns --------------------------------------------------------------------------------------------
@@ -206,9 +223,11 @@ class PayloadCodec:
 
 def _as_mapping(metadata: Any) -> Mapping[str, Any]:
     """Handlers are promised a mapping, whatever a team has stored."""
-    if isinstance(metadata, Mapping):
+    if metadata is None:
+        return {}
+    if type(metadata) is dict or isinstance(metadata, Mapping):
         return metadata
-    return {} if metadata is None else {"metadata": metadata}
+    return {"metadata": metadata}
 
 
 def _upcast(upcaster: Upcaster, payload: Payload) -> Payload:

@@ -181,7 +181,14 @@ class TableSubscription(_Reading):
         start = self._reading.start_from
         if start == "origin":
             return NOTHING
-        return horizon.written() if start == "current" else int(start)
+        if start == "current":
+            return horizon.written()
+        try:
+            horizon.check(int(start))
+        except SourceError as error:
+            msg = f"start_from={start} lies beyond what the table has: {error}"
+            raise SourceError(msg) from error
+        return int(start)
 
     # --- one look -----------------------------------------------------------------------------------------
 

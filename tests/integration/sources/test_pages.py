@@ -430,6 +430,14 @@ def test_a_table_behind_its_checkpoint_halts(plain):
         reader.look()
 
 
+def test_a_start_beyond_the_table_is_named(plain):
+    """A position that was never handed out is no place to start after: the option is in the message."""
+    fill(5)
+    with pytest.raises(SourceError, match="start_from=9 lies beyond"):
+        Reader(TableSource(plain, start_from=9)).look()
+    assert Reader(TableSource(plain, start_from=5)).look() == []
+
+
 def test_an_emptied_table_that_counts_on_is_fine(plain):
     """Old events may be deleted: the sequence says that nothing was set back."""
     fill(5)
