@@ -11,6 +11,7 @@ from __future__ import annotations
 import decimal
 import enum
 import json
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from scriba.targets.catalog import ColumnFacts
 
-__all__ = ["Column", "quoted"]
+__all__ = ["Column", "Encoder", "quoted"]
 
 Encoder = Callable[[Any], "str | None"]
 
@@ -44,16 +45,17 @@ class Column:
     """One column of a model: its SQL, and how values become its text.
 
     `text` turns a value into its text; it always refuses where the column is not understood. `known` is the short
-    way for the Python types that it hands over unchanged: type -> text of a value. `update_text` is for updates: it
-    refuses what the type might, because the ORM's statement fails on such a value even when it finds no row.
+    way for the Python types that it hands over unchanged: type -> text of a value; `fitting` is the same, but refuses
+    what does not fit. `update_text` and `update_known` are for updates: they refuse what the type might refuse,
+    because the ORM's statement fails on such a value even when it finds no row.
     `fits` says of a text that the type surely takes it. `accepts` says that nothing else could refuse it either, so
     that nobody can tell whether it was ever written before it is overwritten. `is_foreign`: code that is not
     Django's turns its values into what is stored.
     """
 
     __slots__ = (
-        "accepts", "attname", "cast", "element", "field", "fits", "is_exclusive", "is_foreign", "is_guarded",
-        "known", "name", "pre_save", "quoted", "text", "update_text",
+        "accepts", "attname", "cast", "element", "field", "fits", "fitting", "is_exclusive", "is_foreign", "is_guarded",
+        "known", "name", "pre_save", "quoted", "text", "update_known", "update_text",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +75,8 @@ class Column:
         self.cast = ""  #: what turns an element into the column's type, where assignment does not do it
         self.text: Encoder = _not_foldable
         self.known: Mapping[type, Encoder] = {}
+        self.fitting: Mapping[type, Encoder] = {}
+        self.update_known: Mapping[type, Encoder] = {}
         self.accepts: Callable[[str | None], bool] = _never
         self.fits: Callable[[str], bool] = _never
         self.update_text: Encoder = _not_foldable
@@ -84,8 +88,13 @@ class Column:
             self.text = self.update_text = _encoder(field, kind, self.known, connection)
             self.fits = _fit(kind, facts)
             self.accepts = _acceptance(self.fits, facts)
+            self.fitting = {kind_: _only_fitting(text, self.fits, {}) for kind_, text in self.known.items()}
+            if kind is TEXT and str in self.known:
+                self.fitting = {**self.fitting, str: _fitting_string(facts.length, self.fits)}
+            self.update_known = self.known
             if facts.length is not None or facts.whole_digits is not None:
-                self.update_text = _only_fitting(self.text, self.fits)
+                self.update_text = _only_fitting(self.text, self.fits, self.known)
+                self.update_known = self.fitting
         elif _is_composed(field) and facts.type not in KINDS:
             self.cast = f"::{field.db_type(connection)}".replace("%", "%%")
             self.text = partial(_encode_composed, field, connection, lambda _value: True)
@@ -149,12 +158,25 @@ def _is_plain_text(value: object, kind: Kind) -> bool:
     return kind is TEXT and isinstance(value, str) and isinstance(value, enum.Enum | SafeString)
 
 
-def _only_fitting(text: Encoder, fits: Callable[[str], bool]) -> Encoder:
+def _only_fitting(text: Encoder, fits: Callable[[str], bool], known: Mapping[type, Encoder]) -> Encoder:
     def encode(value: Any) -> str | None:
-        found = text(value)
+        unchanged = known.get(type(value))
+        found = unchanged(value) if unchanged is not None else text(value)
         if found is not None and not fits(found):
             raise NotFoldable
         return found
+
+    return encode
+
+
+def _fitting_string(length: int | None, fits: Callable[[str], bool]) -> Encoder:
+    """Return what `_only_fitting` does for a string, in one step for the usual ones: it runs for each key."""
+    longest = length if length is not None else sys.maxsize
+
+    def encode(value: str) -> str:
+        if not (value.isascii() and len(value) <= longest and "\0" not in value) and not fits(value):
+            raise NotFoldable
+        return value
 
     return encode
 
@@ -211,7 +233,12 @@ def _fits_precision(whole_digits: int | None) -> Callable[[str], bool]:
     if whole_digits is None:
         return lambda text: len(text) < 1000 and "E" not in text  # noqa: PLR2004 - far below the type's own limit
     limit = decimal.Decimal(10) ** whole_digits - 1
-    return lambda text: abs(decimal.Decimal(text)) <= limit
+
+    def fits(text: str) -> bool:
+        # No more characters than digits are allowed: it cannot be too large, unless an exponent makes it so.
+        return (len(text) <= whole_digits and "E" not in text) or abs(decimal.Decimal(text)) <= limit
+
+    return fits
 
 
 def _acceptance(fits: Callable[[str], bool], facts: ColumnFacts) -> Callable[[str | None], bool]:

@@ -9,7 +9,7 @@ transactions: the caller's one holds everything.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import WeakKeyDictionary
 
 from django.core.exceptions import FieldDoesNotExist
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 __all__ = ["WriteBuffer", "check_result"]
+
+
+_OF_OBJECT: Final = (Insert, Upsert)
+_BY_FILTER: Final = (Update, Delete)
 
 
 class WriteBuffer:
@@ -71,7 +75,7 @@ class WriteBuffer:
 
     def _fold(self, write: Write) -> bool:
         """Buffer `write`, or return False when the ORM has to apply it by itself."""
-        model = write.model if isinstance(write, Update | Delete) else type(write.obj)
+        model = write.model if isinstance(write, _BY_FILTER) else type(write.obj)
         shape = self._shapes.get(model)
         if shape is None:
             shape = self._shapes[model] = shape_of(self._connection, model)
@@ -83,7 +87,7 @@ class WriteBuffer:
             return self._take(shape, write)
 
     def _take(self, shape: Shape, write: Write) -> bool:
-        if isinstance(write, Insert | Upsert):
+        if isinstance(write, _OF_OBJECT):
             return self._put(shape, write)
         try:
             return self._update(shape, write) if isinstance(write, Update) else self._delete(shape, write)
@@ -112,10 +116,10 @@ class WriteBuffer:
         key = shape.key_in(write.filter) if columns is not None else None
         if columns is None or key is None:
             return False
-        values = {
-            column: column.update_text(_key_of_instance(column, value) if isinstance(value, models.Model) else value)
-            for column, value in zip(columns, write.values.values(), strict=True)
-        }
+        values = {}
+        for column, value in zip(columns, write.values.values()):  # noqa: B905 - of one length: found by these names
+            known = column.update_known.get(type(value))
+            values[column] = known(value) if known is not None else _update_text(column, value)
         self._layers.place(Entry(Op.UPDATE, shape, key, values), shape.update_uses)
         return True
 
@@ -157,20 +161,22 @@ def _row(
     if plan is None or (key is None and (not is_drawn or takes_over is not None)):
         raise NotFoldable
     values = {}
-    for place, column in plan.columns:
+    for place, column, known in plan.columns:
         value = attributes[place]
-        unchanged = column.known.get(type(value))
+        unchanged = known.get(type(value))
         values[column] = unchanged(value) if unchanged is not None else column.text(value)
     if takes_over is not None:
         return Entry(Op.UPSERT, shape, key, values, takes_over), plan.uses
     return Entry(Op.INSERT, shape, key, values, obj=obj if is_drawn and len(shape.keys) == 1 else None), plan.uses
 
 
-def _key_of_instance(column: Column, value: Any) -> Any:
-    """Return what a foreign key stores for an instance. Raises `NotFoldable` when it waits for its key, or is none."""
-    if not column.field.is_relation or not _has_key(value):
-        raise NotFoldable
-    return value.prepare_database_save(column.field)
+def _update_text(column: Column, value: Any) -> str | None:
+    """Return the text that an update sets, a foreign key's for an instance. Raises `NotFoldable`."""
+    if isinstance(value, models.Model):
+        if not column.field.is_relation or not _has_key(value):
+            raise NotFoldable  # it waits for its key, or is none
+        value = cast("Any", value).prepare_database_save(column.field)
+    return column.update_text(value)
 
 
 # --- What a handler may return ----------------------------------------------------------------------------
@@ -181,18 +187,19 @@ def check_result(result: object) -> bool:
 
     Raises :class:`~scriba.exceptions.InvalidReturn` for a field name that the model does not have.
     """
-    writes = result if isinstance(result, list | tuple) else (result,)
-    return all(_is_applicable(write) for write in writes)
+    if isinstance(result, list | tuple):
+        return all(_is_applicable(write) for write in result)
+    return _is_applicable(result)
 
 
 def _is_applicable(write: Any) -> bool:
-    if isinstance(write, Insert | Upsert):
+    if isinstance(write, _OF_OBJECT):
         if not isinstance(write.obj, models.Model):
             return False
         if isinstance(write, Upsert) and (write.unique_fields or write.update_fields):
             _check_names(type(write.obj), (*(write.unique_fields or ()), *(write.update_fields or ())), write)
         return True
-    if not isinstance(write, Update | Delete) or not _is_concrete(write.model):
+    if not isinstance(write, _BY_FILTER) or not _is_concrete(write.model):
         return False
     if isinstance(write.filter, dict):
         _check_names(write.model, write.filter, write)
@@ -211,7 +218,11 @@ _names: WeakKeyDictionary[type[models.Model], set[str]] = WeakKeyDictionary()  #
 
 
 def _check_names(model: type[models.Model], lookups: Iterable[str], write: Write) -> None:
-    known = _names.setdefault(model, {"pk"})
+    known = _names.get(model)
+    if known is None:
+        known = _names.setdefault(model, {"pk"})
+    if known.issuperset(lookups):
+        return
     for lookup in lookups:
         if lookup in known:
             continue

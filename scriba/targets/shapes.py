@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import enum
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django.apps import apps
@@ -21,7 +21,7 @@ from django.db.models.expressions import DatabaseDefault
 from django.db.models.signals import post_delete, pre_delete
 
 from scriba.targets.catalog import TableFacts, facts_of
-from scriba.targets.columns import Column, quoted
+from scriba.targets.columns import Column, Encoder, quoted
 from scriba.targets.kinds import KEY_KINDS, TIMESTAMP, NotFoldable
 from scriba.targets.layers import Entry, Use
 
@@ -39,7 +39,7 @@ Key = str | tuple[str, ...]  #: the text of a row's key; several texts when seve
 class InsertPlan(NamedTuple):
     """How rows with one set of given columns are inserted. `uses`: what such a row shares with others."""
 
-    columns: tuple[tuple[int, Column], ...]  #: with their places among the model's columns
+    columns: tuple[tuple[int, Column, Mapping[type, Encoder]], ...]  #: place among the model's columns, what is known
     uses: tuple[Use, ...]
 
 
@@ -81,6 +81,8 @@ class Shape:
         self._plain = frozenset(column.attname for column in self.columns if not column.pre_save)
         self._presaved = len(self._plain) < len(self.columns)
         self._drawn_place = self.key_places[0] if self.automatic_key is not None and self.keys else None
+        is_short = len(self.keys) == 1 and self.keys[0].element != TIMESTAMP
+        self._key_texts = self.keys[0].fitting if is_short else {}  #: for the types that are their own canonical form
         self._key_words = _key_words(model)
         self._fast_delete: bool | None = None
         self._insert_plans: dict[Any, InsertPlan] = {}
@@ -116,7 +118,7 @@ class Shape:
             if len(lookups) != 1:
                 return None
             ((word, value),) = lookups.items()
-            return _key_text(self.keys[0], value) if self._key_words.get(word) == 0 else None
+            return self.single_key(value) if self._key_words.get(word) == 0 else None
         if len(lookups) == 1 and "pk" in lookups and isinstance(lookups["pk"], tuple | list):
             return self.key_of(lookups["pk"])
         places = [self._key_words.get(word) for word in lookups]
@@ -125,12 +127,17 @@ class Shape:
         values = dict(zip(places, lookups.values(), strict=True))
         return self.key_of([values[place] for place in range(len(self.keys))])
 
+    def single_key(self, value: Any) -> str | None:
+        """Return the canonical text of a key of one column. None, or `NotFoldable`, when it is not known to be one."""
+        short = self._key_texts.get(type(value))
+        return short(value) if short is not None else _key_text(self.keys[0], value)
+
     def key_of(self, values: Sequence[Any]) -> Key | None:
         """Return the canonical text of a key: equal for what the database calls equal. None: not known to be."""
         if len(values) != len(self.keys):
             return None
         if len(values) == 1:
-            return _key_text(self.keys[0], values[0])
+            return self.single_key(values[0])
         texts = tuple(_key_text(column, value) for column, value in zip(self.keys, values, strict=True))
         return None if None in texts else texts  # type: ignore[return-value]
 
@@ -165,10 +172,12 @@ class Shape:
         """Return how a row is inserted whose `left_out` columns take the database's default. None: by the ORM."""
         plan = self._insert_plans.get((left_out, takes_over))
         if plan is None:
-            columns = tuple((place, column) for place, column in enumerate(self.columns) if column not in left_out)
-            given = {column.name for _place, column in columns}
+            columns = tuple(
+                (place, column, column.known) for place, column in enumerate(self.columns) if column not in left_out
+            )
+            given = {column.name for _place, column, _known in columns}
             calls = any(facts.calls for name, facts in self.facts.columns.items() if name not in given)
-            if not columns or calls or not all(column.folds for _place, column in columns):
+            if not columns or calls or not all(column.folds for _place, column, _known in columns):
                 return None
             plan = InsertPlan(columns, self._insert_uses(left_out, takes_over))
             self._insert_plans[left_out, takes_over] = plan
