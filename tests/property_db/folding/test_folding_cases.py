@@ -190,10 +190,10 @@ def test_updates_find_their_rows_by_index(buffer, executed):
     """On a large table an update of many rows does not read the whole table."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO folding_plain (id, name, number) SELECT 'k' || n, '', 0 FROM generate_series(1, 20000) n"
+            "INSERT INTO folding_plain (id, name, number) SELECT 'k' || n, '', 0 FROM generate_series(1, 200000) n"
         )
         cursor.execute("ANALYZE folding_plain")
-        add(buffer, *[Update(Plain, {"id": f"k{number * 30 + 1}"}, number=1) for number in range(500)])
+        add(buffer, *[Update(Plain, {"id": f"k{number * 300 + 1}"}, number=1) for number in range(500)])
         plans = []
 
         def explain(execute, sql, params, many, context):
