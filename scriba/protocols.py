@@ -40,14 +40,16 @@ class Identity(NamedTuple):
 class Shard(NamedTuple):
     """The share of a source that one segment reads: `resume` is the position to continue *after*.
 
-    `resume` None means: never read before, begin where the source's `start_from` says. `anchor` is what an earlier
-    subscription said about itself (see `Subscription`); empty when none did.
+    `resume` None means: never read before, begin where the source's `start_from` says. After a reconnect what lies
+    at or below `resume` may still be in flight: only what is at or below `settled` is durably settled. `anchor` is
+    what an earlier subscription said about itself (see `Subscription`); empty when none did.
     """
 
     partition: str = ""
     slice_from: int = 0
     slice_to: int = SLICES - 1
     resume: int | None = None
+    settled: int | None = None
     anchor: str = ""
 
 

@@ -80,7 +80,8 @@ class Reader:
         self._acked = -1
         self._next_head = 0.0
         self._last_event = 0.0
-        self.saved_watermark = -1  #: set by the coordinator: what the source may be told
+        #: durable, kept up to date by the coordinator: what the source may be told
+        self.saved_watermark = -1 if resume.watermark is None else resume.watermark
         self.head: Head | None = None
         self.caught_up = False
         self.problem = ""
@@ -249,13 +250,16 @@ class Reader:
     # --- the subscription ---------------------------------------------------------------------------------
 
     def _subscribe(self) -> Subscription:
-        shard = Shard(self._lease.partition, self._lease.slice_from, self._lease.slice_to, self._resume, self._anchor)
+        # Not `_resume`: what was routed and is still in flight must not be taken for settled.
+        settled = self.saved_watermark if self.saved_watermark >= 0 else None
+        shard = Shard(self._lease.partition, self._lease.slice_from, self._lease.slice_to, self._resume, settled, self._anchor)
         subscription = self._source.subscribe(self._projection.identity, [shard])
         try:
             self.floor = getattr(subscription, "floor", lambda: None)()
         except BaseException:  # busy, or broken already: not a subscription that anybody should see
             subscription.close()
             raise
+        self._acked = -1  # what the last subscription was told may not have reached the source
         self.subscription = subscription
         self._next_head = 0.0
         send(signals.source_subscribed, self._projection.identity, attempts=self._failures + 1)

@@ -64,6 +64,7 @@ class CommandedSubscription:
         self._source = source
         self._identity = identity
         self._resume = shard.resume
+        self._settled = shard.settled
         self._anchor = shard.anchor
         self._is_reading = False
         self._hint = threading.Event()
@@ -97,8 +98,9 @@ class CommandedSubscription:
             self._listen()
         self._cursor = self._start() if cursor is None else cursor
         self._check_cursor()
-        if self._checkpoint is not None:
-            self._checkpoint.ack(self._cursor)
+        if self._checkpoint is not None and self._settled is not None:
+            # Never the cursor: after a reconnect, what lies below it may still be in flight.
+            self._checkpoint.ack(self._settled)
         self._is_reading = True
 
     # --- protocol -----------------------------------------------------------------------------------------
@@ -134,7 +136,10 @@ class CommandedSubscription:
             self._checkpoint.ack(watermark)
 
     def floor(self) -> int | None:
-        """Take the lock, and return what either side has settled: the larger of `last_seen` and our own watermark."""
+        """Take the lock, and return what either side has settled: the larger of `last_seen` and our own watermark.
+
+        Never more: events at or below it that are still in flight would be lost.
+        """
         self._watch()
         return None if self._checkpoint is None else self._checkpoint.last_seen
 
@@ -312,11 +317,17 @@ class CommandedSubscription:
                 connection,
                 name,
                 source.lock_style or self._shape.lock_style,
-                lambda: self._start() if self._resume is None else self._resume,
+                self._first_seen,
             )
         except BaseException:
             connection.close()
             raise
+
+    def _first_seen(self) -> int:
+        """Return the number for a row that has to be created: what is settled, or where a first run begins."""
+        if self._settled is not None:
+            return self._settled
+        return self._start() if self._resume is None else 0
 
     def _listen(self) -> None:
         source, shape = self._source, self._shape

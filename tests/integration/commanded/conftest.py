@@ -70,11 +70,17 @@ def subscribe(identity: Identity) -> Iterator[Subscribe]:
     with ExitStack() as cleanup:
 
         def open_one(
-            store: Store, *, resume: int | None = None, anchor: str = "", source: Any = None, **options: Any
+            store: Store,
+            *,
+            resume: int | None = None,
+            settled: int | None = None,
+            anchor: str = "",
+            source: Any = None,
+            **options: Any,
         ) -> Any:
             name = options.pop("identity", identity)
             source = source or source_of(store, **options)
-            subscription = source.subscribe(name, [Shard(resume=resume, anchor=anchor)])
+            subscription = source.subscribe(name, [Shard(resume=resume, settled=settled, anchor=anchor)])
             cleanup.callback(subscription.close)
             return subscription
 

@@ -307,6 +307,38 @@ def test_a_lock_that_is_stolen_stops_the_reading(world: World, store: Any) -> No
     assert world.applied() == [1, 2, 3, 4, 5, 9, 10]
 
 
+@pytest.mark.case("A10")
+@pytest.mark.parametrize("row_is_deleted", [False, True])
+def test_a_reconnect_while_events_are_in_flight_loses_none(world: World, store: Any, row_is_deleted: bool) -> None:
+    """Events that wait in lanes while the source reconnects are neither acknowledged nor passed over."""
+    store.append("a", 40)
+    entered, gate = threading.Event(), threading.Event()
+
+    def handler(data: Any, meta: Any) -> Any:
+        if meta.position == 11:
+            entered.set()
+            gate.wait(20)
+        return note(world.name)(data, meta)
+
+    with world.running(reading(world, store, handler, batch_size=10, **SHARED)):
+        assert entered.wait(20)
+        wait_until(lambda: store.subscription(NAME) == (1, 10), what="the acknowledgement of the first batch")
+        if row_is_deleted:
+            store.run("DELETE FROM {schema}.subscriptions")
+        store.run(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE %s",
+            (f"scriba {world.identity}%",),
+        )
+        row = 2 if row_is_deleted else 1
+        wait_until(lambda: store.subscription(NAME) == (row, 10) and lock(store, row) is None, what="the new lock")
+        store.append("a", 5)
+        gate.set()
+        world.wait_applied(45)
+        wait_until(lambda: store.subscription(NAME) == (row, 45), what="the last acknowledgement")
+
+    world.check(range(1, 46))
+
+
 def test_a_deleted_subscription_is_created_again_where_we_are(world: World, store: Any) -> None:
     """A row that vanishes under a running projection costs nothing: a new one begins at our own watermark."""
     store.append("a", 5)

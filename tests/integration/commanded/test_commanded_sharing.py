@@ -312,11 +312,26 @@ def test_the_larger_of_both_checkpoints_is_where_it_goes_on(
     store.append("a", 6)
     store.subscribe(NAME, last_seen)
 
-    subscription = subscribe(store, **SHARED, resume=watermark)
+    subscription = subscribe(store, **SHARED, resume=watermark, settled=watermark)
 
     assert subscription.floor() == first - 1
     assert positions(read_all(subscription))[0] == first
     assert store.subscription(NAME) == (1, first - 1)
+
+
+@pytest.mark.case("A10")
+@pytest.mark.parametrize("exists", [True, False])
+def test_what_is_in_flight_is_not_taken_for_settled(store: Any, subscribe: Any, exists: bool) -> None:
+    """After a reconnect reading goes on behind what was handed out, but only what is settled is said to be settled."""
+    store.append("a", 9)
+    if exists:
+        store.subscribe(NAME, 2)
+
+    subscription = subscribe(store, **SHARED, resume=7, settled=3)
+
+    assert subscription.floor() == 3
+    assert positions(read_all(subscription)) == [8, 9]
+    assert store.subscription(NAME) == (1, 3)
 
 
 def test_ack_moves_the_row_forward_only(store: Any, subscribe: Any) -> None:
