@@ -576,6 +576,42 @@ def test_a_deadlock_met_by_a_handler_is_repeated(desk: Desk) -> None:
     assert caught.value.failure == (FailureKind.TRANSIENT, "commit:40P01 (deadlock_detected)", False)
 
 
+@pytest.mark.case("B24", "B19")
+def test_a_deadlock_that_a_handler_swallows_is_repeated_too(desk: Desk) -> None:
+    """The event is no worse for it: only what does not pass by itself is held against it."""
+
+    def handler() -> None:
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("DO $$ BEGIN RAISE EXCEPTION 'as in a deadlock' USING ERRCODE = '40P01'; END $$")
+        except OperationalError:
+            pass
+
+    with pytest.raises(WriteFailed) as caught, desk.batch() as batch:
+        batch.attempt(handler)
+
+    assert caught.value.failure.kind is FailureKind.TRANSIENT
+
+
+@pytest.mark.case("B19")
+@pytest.mark.parametrize("go_on", [Row.objects.count, lambda: connection.connection.execute("DELETE FROM testapp_row")])
+def test_a_handler_that_asked_for_a_rollback_reaches_the_database_no_more(desk: Desk, go_on: Any) -> None:
+    """Its fault, not that of the writes which would have been flushed for it; the driver refuses like Django."""
+
+    def handler() -> None:
+        transaction.set_rollback(True)
+        go_on()
+
+    with desk.batch() as batch:
+        batch.add([row("before")])
+        with pytest.raises(WriteFailed) as caught:
+            batch.attempt(handler)
+        desk.settle(batch, CursorMove("s", 1, 2, 1), applied=1)
+
+    assert caught.value.guilty
+    assert desk.ids() == ["before"]
+
+
 # --- counting ------------------------------------------------------------------------------------------------
 
 
