@@ -18,8 +18,8 @@ from django.utils.html import format_html
 from django.utils.safestring import mark_safe
 from django.utils.timezone import localtime
 
-from scriba.checks import target_alias
 from scriba.bulk import UNRESOLVED, holders, waiting_behind
+from scriba.checks import target_alias
 from scriba.models import DeadLetter, ProjectionState
 from scriba.panel.live import LivePage
 from scriba.panel.resolving import MAY_RESOLVE, Resolver, discard_selected, groups_of, replay_selected
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from django.db.models import Model, QuerySet
     from django.http import HttpRequest, HttpResponse
-    from django.urls import URLPattern, URLResolver
+    from django.urls import URLPattern
     from django.utils.safestring import SafeString
 
 __all__ = ["DeadLetterAdmin", "ProjectionStateAdmin"]
@@ -139,7 +139,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
         ),
     )
 
-    def get_urls(self) -> list[URLPattern | URLResolver]:
+    def get_urls(self) -> list[URLPattern]:
         return [*Resolver(self).urls(), *super().get_urls()]
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:
@@ -236,7 +236,7 @@ class ProjectionStateAdmin(ReadOnlyAdmin):
         ),
     )
 
-    def get_urls(self) -> list[URLPattern | URLResolver]:
+    def get_urls(self) -> list[URLPattern]:
         return [*LivePage(self).urls(), *super().get_urls()]
 
     @admin.display(description="wish", ordering="wish")

@@ -13,5 +13,7 @@ class ScribaConfig(AppConfig):
 
     def ready(self) -> None:
         from scriba import checks  # noqa: F401, PLC0415 - needs the app registry
+        from scriba.throttle import install  # noqa: PLC0415 - only for a process that uses Django
 
+        install()
         autodiscover_modules("projections")

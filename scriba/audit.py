@@ -47,4 +47,5 @@ def history(alias: str, identity: Identity | None = None, *, most: int = 50) -> 
     entries: Any = Audit.objects.using(alias).order_by("-id")
     if identity is not None:
         entries = entries.filter(projection_name=identity.name, projection_version=identity.version)
-    return entries[:most]
+    newest: QuerySet[Audit] = entries[:most]
+    return newest

@@ -8,13 +8,13 @@ connection. Durations and times are seconds; `monotonic_time` and `system_time` 
 ========================== ======================================================================================
 signal                     keyword arguments besides `projection`
 ========================== ======================================================================================
-event_started              monotonic_time, system_time, event_type, stream_id, position, event_id
-event_stopped              duration, monotonic_time, event_type, stream_id, position, event_id
-event_exception            duration, monotonic_time, event_type, stream_id, position, event_id, kind, reason, stacktrace
-event_skipped              system_time, reason (``dedup`` or ``handler``), event_type, stream_id, position, event_id
+event_started              monotonic_time, system_time, event_type, stream_id, position, event_id, correlation_id
+event_stopped              duration, monotonic_time, event_type, stream_id, position, event_id, correlation_id
+event_exception            duration, monotonic_time, event_type, stream_id, position, event_id, correlation_id, kind, reason, stacktrace
+event_skipped              system_time, reason (``dedup`` or ``handler``), event_type, stream_id, position, event_id, correlation_id
 batch_stopped              duration, batch_size, lane
 batch_failed               count, reason, lane
-dead_lettered              system_time, position, stream_id, event_type, error_kind, event_id, status
+dead_lettered              system_time, position, stream_id, event_type, error_kind, event_id, correlation_id, status
 writes_unmatched           count, lane
 projection_started         system_time
 projection_paused          system_time

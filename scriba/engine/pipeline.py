@@ -22,7 +22,7 @@ from scriba import signals
 from scriba.engine.handling import DecodeFailed, FailReturned, HandlerCall, HandlerExited, plain_text
 from scriba.engine.letters import letter_for
 from scriba.engine.tally import Halt, Tally
-from scriba.engine.telemetry import event_fields, send
+from scriba.engine.telemetry import event_fields, log_letter, send
 from scriba.event import SkipEvent
 from scriba.exceptions import PermanentFailure, RetryAfter
 from scriba.protocols import CursorRefused, Failure, FailureKind, FenceLost, Settlement, WriteFailed
@@ -391,6 +391,7 @@ class LaneRun:
         for item, reason in tally.skips if signals.event_skipped.receivers else ():
             send(signals.event_skipped, identity, system_time=now, reason=reason, **event_fields(item.event))
         for letter in tally.letters:
+            log_letter(identity, letter, self._lane)
             send(
                 signals.dead_lettered,
                 identity,

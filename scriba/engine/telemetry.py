@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from django.dispatch import Signal
 
     from scriba.event import Event
-    from scriba.protocols import Identity
+    from scriba.protocols import Identity, Letter
 
-__all__ = ["event_fields", "send"]
+__all__ = ["event_fields", "log_letter", "send"]
 
 logger = logging.getLogger("scriba")
 
@@ -32,4 +32,29 @@ def event_fields(event: Event) -> dict[str, Any]:
         "stream_id": event.stream_id,
         "position": event.position,
         "event_id": event.id,
+        "correlation_id": event.correlation_id,
     }
+
+
+def log_letter(projection: Identity, letter: Letter, lane: int) -> None:
+    """Write one line for an event that was given up on, with its traceback once; parked ones are its consequence."""
+    if letter.status != "open":
+        return
+    event = letter.event
+    logger.error(
+        "%s: dead letter at position %s (%s of %s): %s: %s",
+        projection,
+        event.position,
+        event.type,
+        event.stream_id,
+        letter.error_kind,
+        " ".join(letter.message.split()),
+        exc_info=letter.cause,
+        extra={
+            "projection": projection.name,
+            "version": projection.version,
+            "lane": lane,
+            "position": event.position,
+            "event_id": event.id,
+        },
+    )

@@ -20,7 +20,7 @@ class Point(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Lines and areas in a box of 240 × 44, and the largest value; without shapes when there is nothing to draw."""
+    """Lines and areas in a box of 240 by 44, and the largest value; without shapes when there is nothing to draw."""
 
     lines: Sequence[str] = ()
     areas: Sequence[str] = ()

@@ -15,7 +15,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 
 from scriba.audit import history
 from scriba.checks import target_alias
-from scriba.management.progress import duration
+from scriba.durations import duration
 from scriba.panel.charts import Chart, Point, chart
 from scriba.protocols import Identity, Status, Wish
 from scriba.registry import all_projections

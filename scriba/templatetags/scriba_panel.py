@@ -8,7 +8,7 @@ __all__ = ["behind", "number", "rate"]
 
 register = template.Library()
 
-ABSENT = "–"
+ABSENT = "\N{EN DASH}"
 FEW = 10
 
 

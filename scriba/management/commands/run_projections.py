@@ -12,6 +12,7 @@ from scriba.engine import runner
 from scriba.management.base import MISUSED, ScribaCommand, positive, seconds, select
 from scriba.management.logs import logging_as
 from scriba.management.preflight import close_idle, preflight
+from scriba.management.probes import STALLED_AFTER_S, ProbeServer
 from scriba.management.progress import BarDisplay, Display, PlainDisplay
 from scriba.protocols import Status
 
@@ -32,6 +33,8 @@ examples:
   run_projections orders --parallelism 16  more lanes for a long catch-up
   run_projections --start orders           wish it running first, after scriba_stop orders
   run_projections --log-format json        one JSON object per log line
+  run_projections --metrics-port 9464      Prometheus metrics at :9464/metrics
+  run_projections --health-port 8081       /live and /ready for Kubernetes
   run_projections --reload                 restart on code changes (development only)
 
 A second process with the same projection stands by and takes over when the first one leaves or dies.
@@ -72,6 +75,15 @@ class Command(ScribaCommand):
             "--log-format", choices=("plain", "json"), help="how the logger 'scriba' writes to standard error"
         )
         parser.add_argument("--no-progress", action="store_true", help="plain lines, also on a terminal")
+        parser.add_argument("--metrics-port", type=positive, metavar="PORT", help="serve Prometheus metrics there")
+        parser.add_argument("--health-port", type=positive, metavar="PORT", help="serve /live and /ready there")
+        parser.add_argument(
+            "--stalled-after",
+            type=seconds,
+            default=STALLED_AFTER_S,
+            metavar="SECONDS",
+            help="without a commit although events are in flight: not healthy any more (60)",
+        )
         parser.add_argument("--reload", action="store_true", help="restart on code changes (development only)")
 
     def handle(self, *_: Any, **options: Any) -> None:
@@ -88,6 +100,8 @@ class Command(ScribaCommand):
         close_idle()
         display, write_log = self._display(plain=options["no_progress"] or options["log_format"] == "json")
         watch = _Watch(display)
+        servers: list[ProbeServer] = []
+        _serve_metrics(options["metrics_port"])
         try:
             with logging_as(options["log_format"], options["verbosity"], write_log):
                 code = runner.run(
@@ -96,12 +110,26 @@ class Command(ScribaCommand):
                     drain_timeout_s=options["drain_timeout"],
                     start=options["start"],
                     on_progress=watch,
-                    on_start=_drain_at_exit if options["reload"] else None,
+                    on_start=lambda fleet: self._started(fleet, options, servers),
                 )
         finally:
+            for server in servers:
+                server.close()
             display.close()
         if code:
             raise CommandError(watch.complaint(code), returncode=code)
+
+    def _started(self, fleet: runner.Fleet, options: dict[str, Any], servers: list[ProbeServer]) -> None:
+        """Before the first event: what has to be undone at the end, and what others ask of this process."""
+        if options["reload"]:
+            _drain_at_exit(fleet)
+        port = options["health_port"]
+        if port is None:
+            return
+        try:
+            servers.append(ProbeServer(port, fleet.snapshots, stalled_after_s=options["stalled_after"]))
+        except OSError as error:
+            raise CommandError(_taken("--health-port", port, error), returncode=MISUSED) from error
 
     def _display(self, *, plain: bool) -> tuple[Display, Callable[[str], object] | None]:
         """Return the display, and where log lines go so that they do not tear a bar apart."""
@@ -151,6 +179,27 @@ def _drain_at_exit(fleet: runner.Fleet) -> None:
         fleet.wait(None)
 
     atexit.register(drain)
+
+
+def _serve_metrics(port: int | None) -> None:
+    if port is None:
+        return
+    try:
+        from prometheus_client import start_http_server  # noqa: PLC0415 - an extra
+
+        from scriba.metrics import register  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        msg = "--metrics-port needs prometheus-client: pip install 'scriba[prometheus]'"
+        raise CommandError(msg, returncode=MISUSED) from error
+    register()
+    try:
+        start_http_server(port)
+    except OSError as error:
+        raise CommandError(_taken("--metrics-port", port, error), returncode=MISUSED) from error
+
+
+def _taken(option: str, port: int, error: OSError) -> str:
+    return f"{option} {port}: cannot listen there ({error.strerror or error}). Give a port that is free."
 
 
 def _chosen(options: dict[str, Any]) -> list[Projection]:

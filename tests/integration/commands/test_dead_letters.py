@@ -286,3 +286,42 @@ def test_a_purge_is_confirmed(shell: Shell, subject: Subject, answers: list[str]
 
     assert shell.refused(COMMAND, "purge", "--older-than", "90d", "--projection", subject.name)[0] == 2
     assert DeadLetter.objects.filter(projection_name=subject.name).exists()
+
+
+def test_an_interrupted_bulk_says_what_was_done(
+    shell: Shell, subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C between two chunks: what was wished stays, the rest is counted, and repeating does it."""
+    from scriba import bulk
+    from scriba.management import bulk as at_the_terminal
+
+    for position in range(5):
+        subject.letter(position, stream_id=f"s{position}")
+    monkeypatch.setattr(bulk, "AT_ONCE", 2)
+
+    def interrupted(letters: object, wish: str, **options: object) -> object:
+        work = bulk.wish_all(letters, wish, **options)  # type: ignore[arg-type]
+        yield next(work)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(at_the_terminal, "wish_all", interrupted)
+        shown = shell(COMMAND, "replay", "--projection", subject.name, "--no-input")
+
+    assert shown == "3 not asked for, 2 still wished\n"
+    assert "it is safe to repeat" in shell.err
+    assert shell.refused(COMMAND, "replay", "--projection", subject.name, "--no-input")[0] == 1
+    assert "3 still wished" in shell.out
+    assert not DeadLetter.objects.filter(projection_name=subject.name, wish="").exists()
+
+
+@pytest.mark.case("B14")
+def test_parked_letters_are_shown_with_their_head(shell: Shell, subject: Subject) -> None:
+    """How many wait behind which letter; a replay of a parked one alone names its head."""
+    head = subject.letter(1)
+    parked = subject.letter(2, status="parked")
+
+    listed = json.loads(shell(COMMAND, "list", "--json", "--projection", subject.name))
+
+    assert [line["status"] for line in listed] == ["open, 1 wait behind it", f"parked behind {head.pk}"]
+    assert shell(COMMAND, "replay", str(parked.pk)) == "1 parked behind another\n"

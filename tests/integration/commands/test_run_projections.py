@@ -337,3 +337,73 @@ def test_json_logs_are_one_object_a_line(world: World) -> None:
     assert halts
     assert (halts[0]["level"], halts[0]["projection"], halts[0]["version"]) == ("error", "noting", 1)
     assert "UndefinedTable" in halts[0]["traceback"]
+
+
+# --- what others ask of the process ------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as held:
+        held.bind(("localhost", 0))
+        return int(held.getsockname()[1])
+
+
+def asked(port: int, path: str) -> str:
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(f"http://localhost:{port}{path}", timeout=10) as answer:
+            return str(answer.read().decode())
+    except (urllib.error.URLError, OSError) as error:
+        return str(error)
+
+
+def test_probes_and_metrics_are_served(world: World) -> None:
+    """While it runs: alive, ready, and counted; the rows and this process' own batches on one page."""
+    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+    health, metrics = free_port(), free_port()
+    world.append("a", "b", "c")
+
+    with managed("run_projections", "noting", "--health-port", str(health), "--metrics-port", str(metrics)) as process:
+        Output(process)
+        wait_until(lambda: '"ok": true' in asked(health, "/ready"), timeout=30, what="a ready process")
+        wait_until(
+            lambda: 'scriba_batch_events_sum{projection="noting",version="1"} 3.0' in asked(metrics, "/metrics"),
+            timeout=30,
+            what="the batch in the metrics",
+        )
+        page = asked(metrics, "/metrics")
+        assert '"ok": true' in asked(health, "/live")
+        assert 'scriba_projection_state{projection="noting",state="running",version="1"} 1.0' in page
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_a_port_that_is_taken_is_a_usage_error(world: World) -> None:
+    """Exit code 2 and a cure, before anything is run."""
+    import socket
+
+    with socket.socket() as held:
+        held.bind(("", 0))
+        held.listen()
+        done = manage("run_projections", "noting", "--until-caught-up", "--health-port", str(held.getsockname()[1]))
+
+    assert done.returncode == 2
+    assert "Give a port that is free" in done.stderr
+
+
+def test_a_dead_letter_is_one_line_with_its_traceback_once(world: World, tmp_path: Path) -> None:
+    """Structured: projection, version, lane, position and event id; the traceback is in no second line."""
+    (position,) = world.append("a", fail=True, fixed=str(tmp_path / "never"))
+
+    done = manage("run_projections", "noting", "--until-caught-up", "--log-format", "json")
+
+    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    failures = [line for line in lines if "dead letter" in line["message"]]
+    assert [(line["projection"], line["version"], line["position"]) for line in failures] == [("noting", 1, position)]
+    assert {"lane", "event_id"} <= failures[0].keys()
+    assert "told to fail" in failures[0]["traceback"]
+    assert sum("traceback" in line for line in lines) == 1

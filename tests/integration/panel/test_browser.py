@@ -143,4 +143,4 @@ def test_the_page_fits_every_screen(
     assert page.locator(".scriba-card").count() == 6
     assert visit.complaints == []
     if folder := os.environ.get("SCRIBA_SCREENSHOTS"):
-        page.screenshot(path=f"{folder}/live-{name}.png", full_page=True)
+        page.screenshot(path=f"{folder}/live-{name}.png", full_page=bool(os.environ.get("SCRIBA_SCREENSHOTS_WHOLE")))

@@ -1,0 +1,122 @@
+"""OpenTelemetry spans (``scriba[otel]``) for batches and handler calls, from the signals.
+
+A handler's span carries event id, type, stream and position, and the event's correlation id; one that has the form of a
+trace id (32 hexadecimal digits, a UUID) is a link to that trace as well, so that one is found from the other. A batch's span is made when the batch has committed, with the times that it
+had. What always holds: without :func:`instrument` nothing is imported from OpenTelemetry and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry import trace
+from opentelemetry.trace import (
+    Link,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+    TracerProvider,
+)
+
+from scriba import signals
+
+if TYPE_CHECKING:
+    from scriba.protocols import Identity
+
+__all__ = ["instrument"]
+
+_NANO: Final = 1_000_000_000
+_TRACE_ID: Final = re.compile("[0-9a-f]{32}")
+_SPAN_BITS: Final = 2**64 - 1
+
+
+def instrument(provider: TracerProvider | None = None) -> None:
+    """Send spans of this process' projections to `provider` (the global one when left out). Once is enough."""
+    spans = _Spans(trace.get_tracer("scriba", tracer_provider=provider))
+    for signal, receiver in (
+        (signals.event_started, spans.started),
+        (signals.event_stopped, spans.stopped),
+        (signals.event_exception, spans.raised),
+        (signals.batch_stopped, spans.batch),
+        (signals.dead_lettered, spans.letter),
+    ):
+        signal.connect(receiver, weak=False)
+
+
+class _Spans:
+    """Opens and closes spans in the thread that runs the handler."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._open = threading.local()
+
+    def started(self, projection: Identity, **event: Any) -> None:
+        name = f"{projection} {event['event_type']}"
+        self._open.span = self._tracer.start_span(
+            name,
+            kind=SpanKind.CONSUMER,
+            attributes=_attributes(projection, event),
+            links=_links(event.get("correlation_id")),
+        )
+
+    def stopped(self, **_: Any) -> None:
+        span = self._taken()
+        if span is not None:
+            span.end()
+
+    def raised(self, reason: BaseException, **_: Any) -> None:
+        span = self._taken()
+        if span is not None:
+            span.record_exception(reason)
+            span.set_status(Status(StatusCode.ERROR, type(reason).__qualname__))
+            span.end()
+
+    def batch(self, projection: Identity, duration: float, batch_size: int, lane: int, **_: Any) -> None:
+        ended = time.time_ns()
+        attributes = {**_identified(projection), "scriba.batch_size": batch_size, "scriba.lane": lane}
+        began = ended - int(duration * _NANO)
+        self._tracer.start_span(f"{projection} batch", start_time=began, attributes=attributes).end(ended)
+
+    def letter(self, projection: Identity, error_kind: str, **event: Any) -> None:
+        attributes = {**_attributes(projection, event), "scriba.error_kind": error_kind}
+        span = self._tracer.start_span(f"{projection} dead letter", attributes=attributes)
+        span.set_status(Status(StatusCode.ERROR, error_kind))
+        span.end()
+
+    def _taken(self) -> Span | None:
+        span: Span | None = getattr(self._open, "span", None)
+        self._open.span = None
+        return span
+
+
+def _identified(projection: Identity) -> dict[str, Any]:
+    return {"scriba.projection": projection.name, "scriba.version": projection.version}
+
+
+def _attributes(projection: Identity, event: dict[str, Any]) -> dict[str, Any]:
+    known = {
+        "scriba.event_id": event.get("event_id"),
+        "scriba.event_type": event.get("event_type"),
+        "scriba.stream_id": event.get("stream_id"),
+        "scriba.position": event.get("position"),
+        "scriba.correlation_id": event.get("correlation_id"),
+    }
+    return _identified(projection) | {name: value for name, value in known.items() if value}
+
+
+def _links(correlation_id: str | None) -> list[Link]:
+    digits = str(correlation_id or "").replace("-", "").lower()
+    if not _TRACE_ID.fullmatch(digits) or not int(digits, 16):
+        return []
+    trace_id = int(digits, 16)
+    context = SpanContext(
+        trace_id, trace_id & _SPAN_BITS or 1, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED)
+    )
+    return [Link(context, {"scriba.correlation_id": str(correlation_id)})]
