@@ -17,7 +17,7 @@ Nothing here knows Django: whether an object is a model is the target's to judge
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from scriba.exceptions import InvalidReturn
 
@@ -151,6 +151,7 @@ class Fail(_Value):
 
 
 Write = Insert | Update | Delete | Upsert
+_WRITES: Final = (Insert, Update, Delete, Upsert)
 Result = Write | Done | Skip | Fail | Sequence[Write]
 
 
@@ -174,12 +175,10 @@ def _content(value: Any) -> Any:
 
 def writes_of(result: object) -> Sequence[Write] | None:
     """Return the declared writes of `result` (empty for ``Skip`` and ``[]``), or None when it has no such shape."""
-    if isinstance(result, Insert | Update | Delete | Upsert):
+    if isinstance(result, _WRITES):
         return (result,)
     if isinstance(result, Skip):
         return ()
-    if isinstance(result, list | tuple) and all(
-        isinstance(write, Insert | Update | Delete | Upsert) for write in result
-    ):
+    if isinstance(result, list | tuple) and all(isinstance(write, _WRITES) for write in result):
         return result
     return None

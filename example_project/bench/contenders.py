@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from decimal import Decimal
 from typing import Any
 
@@ -169,7 +170,9 @@ def reading(data: Any, meta: EventMeta) -> object:
     return declared(data, meta)
 
 
-def scriba(events: int, lanes: int, handler: Callable[..., Any] = declared, **options: Any) -> Cost:
+def scriba(
+    events: int, lanes: int, handler: Callable[..., Any] = declared, *, samples: bool = False, **options: Any
+) -> Cost:
     """Everything on: fence, dedup, cursors, dead letters, signals. Its start is inside the measured time."""
     options = {"retry": RetryPolicy(attempts=1, backoff=())} | options
     made = projection("bench", source=TableSource(BenchEvent), parallelism=lanes, models=[BenchRow], **options)(handler)
@@ -191,7 +194,7 @@ def scriba(events: int, lanes: int, handler: Callable[..., Any] = declared, **op
     with connection.cursor() as cursor:  # the driver and Django are loaded; the connection is this thread's
         cursor.execute("SELECT 1")
     meter = Meter()
-    with watched_memory(meter), start_projection(made) as handle:
+    with watched_memory(meter) if samples else nullcontext(), start_projection(made) as handle:
         for _ in range(int(LONGEST_S * 2)):
             if done.wait(0.5) or handle.wait(0):  # raises what it ended with
                 break

@@ -209,7 +209,7 @@ def _empty() -> None:
 def memory(options: Options) -> Report:
     """One long catch-up: is the memory bounded, and is it flat?"""
     in_child(workload.load, Mix(options.events))
-    costs = race(options._replace(cycles=1), {OURS: Runner(options.events, SCRIBA[OURS])})
+    costs = race(options._replace(cycles=1), {OURS: Runner(options.events, partial(SCRIBA[OURS], samples=True))})
     (cost,) = costs[OURS]
     samples: list[float] = cost.extra["resident_mb"]
     quarter = max(1, len(samples) // 4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from scriba import signals
 from scriba.engine.telemetry import event_fields, send
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from scriba.registry import Projection
 
 __all__ = ["DecodeFailed", "FailReturned", "HandlerCall", "HandlerExited", "plain_text"]
+
+
+_new: Final = tuple.__new__  #: past the generated constructor, which is Python: once for each event
 
 
 class DecodeFailed(PermanentFailure):
@@ -43,13 +46,16 @@ class HandlerCall:
     Returns None for ``Done``, an empty sequence for a skip, and the declared writes otherwise.
     """
 
-    __slots__ = ("_batch", "_handler", "_identity", "_valid_result", "item", "replaying")
+    __slots__ = ("_batch", "_handler", "_identity", "_is_observed", "_valid_result", "item", "replaying")
 
     def __init__(self, projection: Projection, batch: Batch) -> None:
         self._handler = projection.handler
         self._identity = projection.identity
         self._valid_result = projection.target.valid_result
         self._batch = batch
+        self._is_observed = any(
+            signal.receivers for signal in (signals.event_started, signals.event_stopped, signals.event_exception)
+        )
         self.item: Routed
         self.replaying = False
 
@@ -63,11 +69,11 @@ class HandlerCall:
             raise
         except Exception as error:
             raise DecodeFailed(plain_text(error)) from error
-        meta = EventMeta(
+        meta = _new(EventMeta, (
             event.id, event.stream_id, event.position, type_, metadata, event.occurred_at,
             event.correlation_id, event.causation_id, event.stream_version, self.replaying,
-        )  # fmt: skip
-        if signals.event_started.receivers or signals.event_stopped.receivers or signals.event_exception.receivers:
+        ))  # fmt: skip
+        if self._is_observed:
             return self._judge(self._observed(event, data, meta))
         return self._judge(self._call(data, meta))
 
@@ -97,14 +103,16 @@ class HandlerCall:
         return returned
 
     def _judge(self, returned: Any) -> Sequence[Any] | None:
+        writes = writes_of(returned)
+        if writes and self._valid_result(returned):
+            return writes
         if isinstance(returned, Done):
             return None
         if isinstance(returned, Fail):
             raise FailReturned(returned.reason)
-        writes = writes_of(returned)
-        if writes is None or (writes and not self._valid_result(returned)):
+        if writes is None or writes:
             raise InvalidReturn(f"the handler returned {_shown(returned)}; accepted: {ACCEPTED}.")
-        if not writes and self._batch.wrote:
+        if self._batch.wrote:
             kind = "Skip()" if isinstance(returned, Skip) else "[]"
             raise InvalidReturn(
                 f"the handler wrote through the ORM and then returned {kind}; return Done() to keep what it wrote."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from scriba.protocols import Counters, CursorMove
 
@@ -20,6 +20,9 @@ class Halt(Exception):  # noqa: N818 - a decision that travels to the coordinato
     def __init__(self, cause: str, label: str) -> None:
         super().__init__(cause)
         self.label = label
+
+
+_new: Final = tuple.__new__  #: past the generated constructor, which is Python: once for each event
 
 
 @dataclass(slots=True)
@@ -41,10 +44,13 @@ class Tally:
         return self.retry is not None or self.halt is not None
 
     def move(self, item: Routed, *, applied: bool) -> None:
-        position, known = item.event.position, self.moves.get(item.key)
-        first = known.first if known else position
-        last_applied = position if applied else (known.applied if known else None)
-        self.moves[item.key] = CursorMove(item.key, first, position, last_applied)
+        event, key, _error = item
+        position, known = event.position, self.moves.get(key)
+        if known is None:
+            self.moves[key] = _new(CursorMove, (key, position, position, position if applied else None))
+        else:
+            last_applied = position if applied else known.applied
+            self.moves[key] = _new(CursorMove, (key, known.first, position, last_applied))
 
     def merge(self, part: Tally) -> None:
         """Add what a later run of events of the same batch settled."""

@@ -34,6 +34,7 @@ __all__ = ["SEPARATOR", "RowShape", "Statements", "column_of", "compile_statemen
 
 SEPARATOR: Final = ":"  #: between the parts of a stream id that is made of several columns
 _PREFIX: Final = "scriba_"
+_new: Final = tuple.__new__  #: past the generated constructor, which is Python: once for each event
 
 
 class Statements(NamedTuple):
@@ -62,7 +63,10 @@ class RowShape(NamedTuple):
         """Return the events of `rows`: the columns of a page, payloads undecoded."""
         codec = self.codec
         found = [
-            Event(position, stream, kind, key, data, metadata, at, version, correlation, causation, "", size, codec)
+            _new(
+                Event,
+                (position, stream, kind, key, data, metadata, at, version, correlation, causation, "", size, codec),
+            )
             for position, stream, kind, key, data, metadata, at, version, correlation, causation, size, *_ in rows
         ]
         if self.zone is not UTC:

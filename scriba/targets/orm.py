@@ -28,7 +28,6 @@ from scriba.failure import classify, is_consequence, shown_chain, sqlstate_of
 from scriba.letters import find_letter, held_keys, next_parked, resolve_letter, write_letters
 from scriba.positions import applied_position, cursors_of, settle
 from scriba.protocols import Failure, FailureKind, FenceLost, WriteFailed
-from scriba.results import Delete, Insert, Update, Upsert
 from scriba.targets.connections import driver_blocks, let_go, make_ready, make_robust, run_hooks, tidy_up
 from scriba.targets.folding import WriteBuffer, check_result
 from scriba.targets.orm_checks import target_checks
@@ -312,7 +311,7 @@ class OrmBatch:
     # --- declared writes ----------------------------------------------------------------------------------
 
     def add(self, result: Any) -> int:
-        writes = (result,) if isinstance(result, Insert | Update | Delete | Upsert) else result
+        writes = result if isinstance(result, tuple | list) else (result,)
         for write in writes:
             self._buffer.add(write)
         return len(writes)

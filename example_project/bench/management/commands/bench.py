@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 import django
+from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand
 from django.db import connection, connections
@@ -18,8 +19,9 @@ from rich.table import Table
 
 from example_project.bench.measuring import Cost, Spread
 from example_project.bench.races import RACES, Options, Report
+from example_project.bench.situations import SITUATIONS
 
-SCENARIOS = {**RACES}
+SCENARIOS = {**RACES, **SITUATIONS}
 NAME = "scriba_bench"
 
 EPILOG = """\
@@ -50,7 +52,7 @@ class Command(BaseCommand):
         parser.add_argument("--cycles", type=int, default=5, help="how often each runs (default: 5)")
         parser.add_argument("--contenders", default="", help="of catchup, with commas between; all by default")
         parser.add_argument("--seconds", type=float, default=10.0, help="of steady and writers (default: 10)")
-        parser.add_argument("--rows", type=int, default=1_000_000, help="of large-read-model and the like")
+        parser.add_argument("--rows", type=int, default=1_000_000, help="of large-read-model, many-streams, deep-log")
         parser.add_argument("--json", action="store_true", help="print figures for machines, and progress to stderr")
 
     def handle(self, *_args: Any, scenarios: list[str], **given: Any) -> None:
@@ -64,6 +66,7 @@ class Command(BaseCommand):
             contenders=tuple(filter(None, given["contenders"].split(","))), seconds=given["seconds"],
             rows=given["rows"], say=progress.print,
         )  # fmt: skip
+        settings.DEBUG = False  # for all: with it Django writes down every statement
         with OwnDatabase():
             machine = about()
             reports = [SCENARIOS[name](options) for name in scenarios]
