@@ -242,7 +242,9 @@ def _refuse_parked(letter: DeadLetter) -> None:
     )
     head = earlier.order_by("position").values_list("pk", flat=True).first()
     if head is not None:
-        msg = f"{letter} is parked behind letter {head}: replay (or discard) that one, and this one is released in order."
+        msg = (
+            f"{letter} is parked behind letter {head}: replay (or discard) that one, and this one is released in order."
+        )
         raise InvalidState("parked", msg)
 
 
@@ -344,7 +346,9 @@ WITH done AS (
   WHERE projection_name = %(name)s AND projection_version = %(version)s
     AND wish = ANY(%(after)s) AND (%(halted)s OR halted_at IS NULL)
   RETURNING 1),
-noted AS (""" + AUDITED + """)
+noted AS ("""
+    + AUDITED
+    + """)
 SELECT pg_notify('scriba_wish', %(payload)s) FROM done
 """
 )

@@ -120,9 +120,7 @@ class ProjectionState(models.Model):
         db_table = "scriba_projections"
         verbose_name = "projection"
         constraints: ClassVar = [
-            models.UniqueConstraint(
-                fields=["projection_name", "projection_version"], name="scriba_projection_unique"
-            ),
+            models.UniqueConstraint(fields=["projection_name", "projection_version"], name="scriba_projection_unique"),
         ]
 
     def __str__(self) -> str:

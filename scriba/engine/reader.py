@@ -252,7 +252,9 @@ class Reader:
     def _subscribe(self) -> Subscription:
         # Not `_resume`: what was routed and is still in flight must not be taken for settled.
         settled = self.saved_watermark if self.saved_watermark >= 0 else None
-        shard = Shard(self._lease.partition, self._lease.slice_from, self._lease.slice_to, self._resume, settled, self._anchor)
+        shard = Shard(
+            self._lease.partition, self._lease.slice_from, self._lease.slice_to, self._resume, settled, self._anchor
+        )
         subscription = self._source.subscribe(self._projection.identity, [shard])
         try:
             self.floor = getattr(subscription, "floor", lambda: None)()
