@@ -138,7 +138,7 @@ def _peer(options: Options) -> dict[str, Runner]:
 
 def reading_handler(options: Options) -> Report:
     """A handler that reads a row through the ORM before it changes it."""
-    in_child(workload.load, Mix(options.events))
+    in_child(workload.load, Mix(options.slice * 4))  # Scriba takes all that there is
     run = partial(contenders.scriba, lanes=4, handler=contenders.reading)
     costs = race(options, {"naive": Runner(options.slice, contenders.naive), "reading": Runner(options.slice * 4, run)})
     return Report("reading-handler", costs, [at_least("against naive", 3, costs["reading"], costs["naive"])])
@@ -194,7 +194,7 @@ def _fill(rows: int) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             f"INSERT INTO {TABLE} (id, stream_id, status, amount, quantity, note, position)"
-            " SELECT 'x-' || n, 'x-' || n % 100000, 'open', 1, 1, %s, 0 FROM generate_series(1, %s) AS n",
+            " SELECT 'x-' || n, 'x-' || n %% 100000, 'open', 1, 1, %s, 0 FROM generate_series(1, %s) AS n",
             [workload.PADDING, rows],
         )
         cursor.execute(f"VACUUM ANALYZE {TABLE}")
