@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from scriba.exceptions import ConfigurationError
+from scriba.exceptions import ConfigurationError, SourceError
 from scriba.protocols import SourceBusy
 from scriba.sources import commanded_checkpoint
 from scriba.sources.commanded import CommandedSource
@@ -415,6 +415,31 @@ def test_a_row_that_changes_between_look_and_lock_is_read_again(store: Any, subs
     assert [lock[2] for lock in store.run(
         "SELECT locktype, classid, objid FROM pg_locks WHERE locktype = 'advisory' AND classid = %s", (table_oid(store),)
     )] == [2]  # fmt: skip
+
+
+def test_a_row_that_never_stays_is_given_up_on_for_now(store: Any, subscribe: Any, monkeypatch: Any) -> None:
+    """Somebody who deletes the row again and again gets a clear message, and the engine tries later."""
+    read = commanded_checkpoint._read
+
+    def delete_and_read(connection: Any, name: Any) -> Any:
+        store.run("DELETE FROM {schema}.subscriptions")
+        return read(connection, name)
+
+    monkeypatch.setattr(commanded_checkpoint, "_read", delete_and_read)
+    subscription = subscribe(store, **SHARED)
+
+    with pytest.raises(LockLost, match="is deleted and created again all the time") as caught:
+        subscription.floor()
+
+    assert subscription.transient(caught.value)
+
+
+def test_a_store_without_subscriptions_cannot_be_shared(store: Any, subscribe: Any) -> None:
+    """Where the table is missing it is said, with the mode that does without it."""
+    store.run("DROP TABLE {schema}.subscriptions")
+
+    with pytest.raises(SourceError, match="has no table subscriptions; checkpoint='own' does without it"):
+        subscribe(store, **SHARED).floor()
 
 
 def test_a_single_stream_is_shared_by_its_versions(store: Any, subscribe: Any) -> None:

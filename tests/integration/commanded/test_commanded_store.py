@@ -10,11 +10,14 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.db import connections
 from psycopg.conninfo import make_conninfo
 
 from example_project.embedded import EmbeddedPostgres
 from scriba.exceptions import SourceError
+from scriba.sources.commanded import CommandedSource
 from tests.support.commanded import VERSIONS, Recorded, Store, source_of
+from tests.support.processes import database_url
 from tests.support.reading import positions, read_all
 from tests.support.waiting import wait_until
 
@@ -252,3 +255,43 @@ def test_a_replica_is_read_by_polling_only(tmp_path: Any, subscribe: Any, caplog
             subscribe(store, checkpoint="shared").fetch(10, 0.0)
     finally:
         server.stop()
+
+
+# --- ways to the database ---------------------------------------------------------------------------------
+
+
+def test_a_store_behind_an_alias_is_read(db: None, subscribe: Any, identity: Any) -> None:
+    """`using=` goes to the database of the alias, over connections of our own that carry the projection's name."""
+    store = Store(database_url(), "behind_an_alias").create()
+    try:
+        store.append("a", 2)
+        subscription = subscribe(store, source=CommandedSource(using="default", schema=store.schema))
+
+        assert positions(read_all(subscription)) == [1, 2]
+        named = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+        assert store.value(named, (f"scriba {identity} reader",)) == 1
+        subscription.close()
+    finally:
+        store.drop()
+        store.close()
+
+
+def test_a_role_to_be_assumed_is_assumed(db: None, subscribe: Any, monkeypatch: Any) -> None:
+    """The alias' `assume_role` holds for our own connections too: reading is done with that role's privileges."""
+    store = Store(database_url(), "behind_a_role").create()
+    try:
+        store.append("a", 2)
+        with role(store, *READ):
+            monkeypatch.setitem(
+                connections["default"].settings_dict["OPTIONS"], "assume_role", f"reader_{store.schema}"
+            )
+            subscription = subscribe(store, source=CommandedSource(using="default", schema=store.schema, wakeup="poll"))
+
+            assert positions(read_all(subscription)) == [1, 2]
+            assert subscription._connection.execute("SELECT current_user::text").fetchone() == (
+                f"reader_{store.schema}",
+            )
+            subscription.close()
+    finally:
+        store.drop()
+        store.close()
