@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 
@@ -115,33 +114,41 @@ def test_cursors_are_found_by_key(desk: Desk) -> None:
 @pytest.mark.case("A16")
 @pytest.mark.parametrize("known", [True, False])
 def test_workers_that_meet_on_the_same_cursors_never_deadlock(desk: Desk, known: bool) -> None:
-    """One waits for the other and is refused, whatever order their events came in; rows there are as new ones."""
-    rounds, keys = 15, [f"k{number:02d}" for number in range(40)]
+    """One waits for the other and is refused, whatever order their events came in; rows there are as new ones.
+
+    A third one holds a row in the middle until both stand still: in opposite orders each would then hold what the other
+    one wants.
+    """
+    keys = [f"k{number:02d}" for number in range(40)]
     if known:
         desk.seed(**dict.fromkeys(keys, 0))
-    barrier = threading.Barrier(2, timeout=10)
-    outcomes: list[Any] = []
 
     def work(mine: list[str]) -> None:
         writer = desk.open()
         try:
-            for number in range(1, rounds + 1):
-                barrier.wait()
-                try:
-                    with writer.batch(desk.fence) as batch:
-                        desk.settle(batch, *(move(key, number) for key in mine), applied=1)
-                    outcomes.append("moved")
-                except CursorRefused:
-                    outcomes.append("refused")
+            with writer.batch(desk.fence) as batch:
+                desk.settle(batch, *(move(key, 1) for key in mine), applied=1)
         finally:
             writer.close()
 
-    with in_thread(lambda: work(keys)) as one, in_thread(lambda: work(keys[::-1])) as other:
-        pass
+    with desk.driver() as third:
+        third.execute(HOLD[known], [desk.identity.name, keys[20]])
+        with in_thread(lambda: work(keys)) as one, in_thread(lambda: work(keys[::-1])) as other:
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%given%%'"
+            wait_until(lambda: desk.execute(waiting) == [(2,)], what="both to wait")
+            third.rollback()
 
-    assert (one, other) == ([None], [None])
-    assert sorted(outcomes) == ["moved"] * rounds + ["refused"] * rounds
-    assert desk.cursors() == dict.fromkeys(keys, rounds)
+    outcomes = [type(answer) for answer in (*one, *other)]
+    assert sorted(outcomes, key=str) == sorted([type(None), CursorRefused], key=str)
+    assert desk.cursors() == dict.fromkeys(keys, 1)
+    assert desk.counters()["applied"] == 1
+
+
+HOLD = {
+    True: "SELECT 1 FROM scriba_positions WHERE projection_name = %s AND stream_id = %s FOR UPDATE",
+    False: "INSERT INTO scriba_positions (projection_name, projection_version, stream_id, position) "
+    "VALUES (%s, 1, %s, 0)",
+}
 
 
 @pytest.mark.case("A23")
