@@ -18,6 +18,7 @@ from django.db.models import Q
 from scriba.engine.handling import DecodeFailed, FailReturned, HandlerCall, HandlerExited
 from scriba.engine.lanes import Routed
 from scriba.engine.letters import describe
+from scriba.engine.replay import restored
 from scriba.event import SkipEvent
 from scriba.exceptions import ConfigurationError
 from scriba.info import alias_of
@@ -137,7 +138,7 @@ class _Stage:
         if not self._allow_out_of_order and batch.applied_beyond(stored.key, stored.event.position):
             return Rehearsal(letter, "refused", error="a later event of the same key has been applied already")
         event = self._subscription.read(stored.event.position, stored.event.partition)
-        item = Routed(event or self._subscription.restore(stored.event), stored.key)
+        item = Routed(event or restored(stored, self._subscription), stored.key)
         return self._run(batch, letter, item)
 
     def _run(self, batch: Batch, letter: DeadLetter, item: Routed) -> Rehearsal:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from scriba.protocols import Batch, Lease, Letter, LetterWish, StoredLetter, Subscription, Writer
     from scriba.registry import Projection
 
-__all__ = ["RELEASED_AT_ONCE", "Replayer"]
+__all__ = ["RELEASED_AT_ONCE", "Replayer", "restored"]
 
 logger = logging.getLogger("scriba")
 
@@ -81,7 +81,7 @@ class Replayer:
                 if not wish.allow_out_of_order and batch.applied_beyond(stored.key, stored.event.position):
                     batch.resolve(Resolution(stored.id, stored.status, wish.by, note=OUT_OF_ORDER))
                     return False
-                item = found or Routed(_restored(stored, subscription), stored.key)
+                item = found or Routed(restored(stored, subscription), stored.key)
                 applied = self._apply(batch, item)
                 position = stored.event.position
                 move = CursorMove(stored.key, position, position, position) if applied else None
@@ -160,7 +160,7 @@ class _HandlerFailed(Exception):  # noqa: N818 - carries its cause out of the ba
     """The handler itself failed, with `__cause__`: no error of the database, whatever its class."""
 
 
-def _restored(stored: StoredLetter, subscription: Subscription) -> Event:
+def restored(stored: StoredLetter, subscription: Subscription) -> Event:
     """Return the letter's event; one whose payload was not stored completely brings a codec that says so."""
     return stored.event if stored.event.codec is not None else subscription.restore(stored.event)
 
