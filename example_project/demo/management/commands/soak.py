@@ -25,8 +25,9 @@ from example_project.shop.models import StoredEvent
 
 PROJECTIONS = ("orders", "customers", "balances")
 PROCESSES = 2  # one owns, one stands by
-LONGEST_SETTLE_S = 180.0
+LONGEST_SETTLE_S = 300.0
 CHUNK = 400
+PAUSE_S = 0.4  # between two chunks of a writer: the point is disasters, not load
 
 EPILOG = """\
 examples:
@@ -128,7 +129,7 @@ class Appending:
 
     def _run(self, number: int) -> None:
         round_ = 0
-        while not self._stopping.wait(0.05):
+        while not self._stopping.wait(PAUSE_S):
             round_ += 1
             writer = Writer(number * 100_000 + round_, CHUNK, self._note)
             writer.run()  # in this thread; a terminated connection ends this round only
