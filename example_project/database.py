@@ -34,9 +34,14 @@ def demo_server() -> EmbeddedPostgres:
 def provide_database(argv: list[str]) -> None:
     """Set DATABASE_URL for this process, starting or joining the embedded server if need be."""
     command = next((word for word in argv[1:] if not word.startswith("-")), "")
-    if os.environ.get("DATABASE_URL") or command in WITHOUT_DATABASE or {"--help", "-h", "--version"} & set(argv):
+    if os.environ.get("DATABASE_URL") or command == "demo_db" or {"--help", "-h", "--version"} & set(argv):
         return
     try:
-        os.environ["DATABASE_URL"] = demo_server().ensure_running()
+        server = demo_server()
+        if command not in WITHOUT_DATABASE:
+            os.environ["DATABASE_URL"] = server.ensure_running()
+        elif server.is_running():  # makemigrations looks at the history, where there is one
+            os.environ["DATABASE_URL"] = server.url()
     except EmbeddedPostgresError as error:
-        sys.exit(f"{error}")
+        if command not in WITHOUT_DATABASE:
+            sys.exit(f"{error}")
