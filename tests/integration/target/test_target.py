@@ -33,6 +33,7 @@ def ids(target: OrmTarget, *read_models: Any) -> list[str]:
 
 def test_a_plain_read_model_is_no_remark() -> None:
     """Nothing to say, and nothing is asked of any database."""
+    connections["other"].close()
     assert ids(OrmTarget(), Row) == []
     assert ids(OrmTarget("other"), Row) == ["scriba.W102"]
     assert connections["other"].connection is None
