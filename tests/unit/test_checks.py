@@ -130,7 +130,7 @@ def test_two_projections_under_one_identity_are_an_error() -> None:
     declare()
     projection("subject", source=Source(), target=Target(), parallelism=1)(lambda event, meta: Skip())
 
-    (error,) = [message for message in run_checks(tags=["scriba"]) if message.id == "scriba.E001"]
+    (error,) = [message for message in run_checks(tags=["scriba"], databases=[]) if message.id == "scriba.E001"]
 
     assert "declare.<locals>.handler" in error.msg
     assert "<lambda>" in error.msg
@@ -141,7 +141,7 @@ def test_two_versions_are_no_duplicates() -> None:
     declare()
     declare(version=2)
 
-    assert "scriba.E001" not in ids(run_checks(tags=["scriba"]))
+    assert "scriba.E001" not in ids(run_checks(tags=["scriba"], databases=[]))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_global_order_needs_one_connection(databases: Callable[..., Any]) -> Non
 def test_a_wrong_setting_is_an_error(wrong: object) -> None:
     """The check says the sentence that the start would fail with."""
     with override_settings(SCRIBA=wrong):
-        found = run_checks(tags=["scriba"])
+        found = run_checks(tags=["scriba"], databases=[])
 
     assert "scriba.E005" in ids(found)
 
@@ -309,4 +309,4 @@ def test_a_wrong_setting_is_an_error(wrong: object) -> None:
 def test_a_right_setting_is_not_remarked_on() -> None:
     """The counterpart: a valid setting gives no message."""
     with override_settings(SCRIBA={"lease_s": 5}):
-        assert "scriba.E005" not in ids(run_checks(tags=["scriba"]))
+        assert "scriba.E005" not in ids(run_checks(tags=["scriba"], databases=[]))
