@@ -379,7 +379,10 @@ def test_probes_and_metrics_are_served(world: World) -> None:
         )
         assert '"ok": true' in asked(health, "/live")
         wait_until(
-            lambda: 'scriba_projection_state{projection="noting",state="running",version="1"} 1.0' in asked(metrics, "/metrics"),
+            lambda: (
+                'scriba_projection_state{projection="noting",state="running",version="1"} 1.0'
+                in asked(metrics, "/metrics")
+            ),
             what="the state in the metrics",
         )
         process.send_signal(signal.SIGTERM)
