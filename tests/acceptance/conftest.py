@@ -83,10 +83,15 @@ class Shop:
 def database(template: str = "template1") -> Iterator[str]:
     """Make a database on the tests' server, a copy of `template`; yield its name, and drop it."""
     name = f"shop_{os.getpid()}_{next(_numbers)}"
+    _execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield name
+    _execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _execute(statement: str) -> None:
+    """Over a connection of its own: one that stays open for a session may meet a test that ends connections."""
     with psycopg.connect(database_url(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
-        yield name
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        connection.execute(statement)
 
 
 @pytest.fixture
