@@ -131,6 +131,10 @@ def test_statements_are_never_prepared_on_the_server(large: Store, subscribe: An
 # --- measured: not in the default run ----------------------------------------------------------------------
 
 
+@pytest.mark.skipif(
+    "SCRIBA_COMMANDED_EVENTS" not in os.environ,
+    reason="a measurement, not a test: run it on a quiet machine with SCRIBA_COMMANDED_EVENTS=1100000",
+)
 @pytest.mark.slow
 def test_reading_and_decoding_is_fast_and_stays_so(store_dsn: str, subscribe: Any, record_property: Any) -> None:
     """At least 25,000 events of 230 bytes per second, read and decoded; a page at 10^6 costs at most 1.2 times the first."""
