@@ -58,7 +58,9 @@ class CommandedSource:
         The subscription's name in shared mode: the `name` of the Elixir handler. The projection's name by default.
     `start_from`
         ``"origin"``, ``"current"``, or a number N: the first event delivered is N + 1. It counts once, at the first
-        start; in shared mode only if the subscription does not exist yet.
+        start; in shared mode only if the subscription does not exist yet. *Current* is the last number that is
+        committed at the first look: the store numbers events in the order of their commits, so whatever is in flight
+        then comes behind it.
     `wakeup`
         ``"notify"`` listens to the store's notifications besides polling; ``"poll"`` only polls.
     `stream_prefix`

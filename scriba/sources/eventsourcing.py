@@ -35,6 +35,7 @@ from scriba.sources.eventsourcing_decoding import MapperCodec
 from scriba.sources.eventsourcing_errors import is_transient
 from scriba.sources.eventsourcing_logs import Look, OrderedLog, SQLiteLog
 from scriba.sources.eventsourcing_postgres import PostgresLog
+from scriba.sources.starting import wait_for_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +87,9 @@ class EventSourcingSource:
         For a class that was renamed or moved, name its old topics too. (`event_types` of the projection compares the
         event's *type*: what follows the colon of the stored topic, under the name it was stored with.)
     `start_from`
-        ``"origin"``, ``"current"``, or a notification id; the first event delivered is the one after it.
+        ``"origin"``, ``"current"``, or a notification id; the first event delivered is the one after it. *Current* is
+        behind the last notification of the first look; on PostgreSQL :mod:`scriba.sources.starting` says what becomes
+        of events that are in flight then.
     `wakeup`
         ``"listen"`` follows the notices that the library's PostgreSQL recorder sends, on a connection of its own, and
         polls besides; ``"poll"`` only polls. Recorders of other stores are polled.
@@ -217,18 +220,39 @@ class LogSubscription:
         self._appetite = FIRST_PAGE  #: rows to ask for
         self._held_back_s = HELD_BACK_S
         self.closing = ExitStack()  #: everything that ends with the subscription
-        self._after = self._first(shard.resume, start_from)
+        self._is_told_to_return = False
+        self._after = -1
+        #: to be found by the first fetch, or known already
+        self._is_start_unknown = shard.resume is None and start_from == "current"
+        if not self._is_start_unknown:
+            self._after = (
+                shard.resume if shard.resume is not None else -1 if start_from == "origin" else int(start_from)
+            )
+            self._log.check(self._after)
         self._head: tuple[int, datetime | None] = (-1, None)
 
-    def _first(self, resume: int | None, start_from: str | int) -> int:
-        if resume is None and start_from == "current":
-            head = self._log.head()
-            return -1 if head is None else head
-        after = resume if resume is not None else -1 if start_from == "origin" else int(start_from)
-        self._log.check(after)
-        return after
+    def _begin(self, timeout: float) -> None:
+        self._is_told_to_return = self._is_told_to_return or timeout <= 0
+        try:
+            self._after = wait_for_start(
+                self._log.current,
+                pause=self._log.wait,
+                may_wait=lambda: not self._is_told_to_return,
+                waiting_for=self._log.waiting_for,
+            )
+        finally:
+            self._is_told_to_return = False
+        self._is_start_unknown = False
 
     def fetch(self, limit: int, timeout: float) -> Page:
+        """See :class:`~scriba.protocols.Subscription`.
+
+        With ``start_from="current"`` the first one takes as long as the writers that it meets, where positions can
+        appear out of order; `wake` (and a `timeout` of 0) ends it with
+        :class:`~scriba.sources.starting.StartUnknown`.
+        """
+        if self._is_start_unknown:
+            self._begin(timeout)
         asked = min(limit, self._appetite)
         look = self._log.look(self._after, asked)
         if not look.found and look.scanned <= self._after and timeout > 0:
@@ -266,6 +290,8 @@ class LogSubscription:
     def head(self, partition: str = "") -> Head | None:
         """Return the highest recorded position and its time; also the moment to notice that the log was replaced."""
         del partition
+        if self._is_start_unknown:
+            self._log.current()  # who writes now is waited for, and named
         self._log.check(self._after)
         position = self._log.head()
         if position is None:
@@ -301,6 +327,7 @@ class LogSubscription:
         return self._judge(error)
 
     def wake(self) -> None:
+        self._is_told_to_return = True
         self._log.wake()
 
     def close(self) -> None:

@@ -11,6 +11,8 @@ from typing import Final
 
 import psycopg
 
+from scriba.sources.starting import StartUnknown
+
 __all__ = ["is_transient"]
 
 #: Classes 08, 53, 57 (connection, resources, shutdown) and codes that another try may not meet again.
@@ -28,6 +30,8 @@ TRANSIENT_SQLITE: Final = (
 
 def is_transient(error: BaseException) -> bool:
     """Judge the first error of the cause chain that a driver raised; without one, judge the library's own classes."""
+    if isinstance(error, StartUnknown):
+        return True
     for cause in _causes(error):
         if isinstance(cause, psycopg.Error):
             return _is_transient_postgres(cause)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from scriba.exceptions import SourceError
 from scriba.sources.eventsourcing_logs import Look
 from scriba.sources.horizon import NOTHING, Horizon, Relations, run_length
+from scriba.sources.starting import CurrentStart
 
 if TYPE_CHECKING:
     from eventsourcing.persistence import Notification
@@ -36,7 +37,9 @@ class CheckedLog(ABC):
     """
 
     def __init__(self, query: Query, table: str, column: str, *, is_filtered: bool) -> None:
-        self._horizon = Horizon(query, relations_of(query, table, column))
+        relations = relations_of(query, table, column)
+        self._horizon = Horizon(query, relations)
+        self._current = CurrentStart(query, relations, self._horizon)
         self._is_filtered = is_filtered
         self._woken = threading.Event()
 
@@ -83,6 +86,9 @@ class CheckedLog(ABC):
     def head(self) -> int | None:
         written = self._horizon.written()
         return None if written == NOTHING else written
+
+    def current(self) -> int | None:
+        return self._current.position()
 
     def check(self, read_up_to: int) -> None:
         self._horizon.check(read_up_to)

@@ -59,6 +59,13 @@ class Log(Protocol):
         """Return the highest position that is recorded, or None."""
         ...
 
+    def current(self) -> int | None:
+        """Return the position behind which *current* is: no event that commits later has a lower one.
+
+        None while that is not known; ask again after :meth:`wait`.
+        """
+        ...
+
     def check(self, read_up_to: int) -> None:
         """Raise SourceError when the log does not reach as far as it was read: it was restored, or is another one."""
         ...
@@ -111,6 +118,10 @@ class OrderedLog:
 
     def head(self) -> int | None:
         return self._recorder.max_notification_id()
+
+    def current(self) -> int | None:
+        head = self.head()
+        return -1 if head is None else head
 
     def check(self, read_up_to: int) -> None:
         head = self.head()

@@ -239,6 +239,10 @@ class InlineTableLog:
         highest: int | None = self._query(f"SELECT max(id) FROM {self._rows.table}", ())[0][0]
         return highest
 
+    def current(self) -> int | None:
+        head = self.head()
+        return -1 if head is None else head
+
     def check(self, read_up_to: int) -> None: ...
 
     def waiting_for(self) -> str:

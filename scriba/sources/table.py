@@ -63,7 +63,9 @@ class TableSource:
     `upcast`
         Functions (Payload) -> Payload, or to a tuple (type, data, metadata), run in order before `types`.
     `start_from`
-        ``"origin"``, ``"current"`` (behind the highest position at the first start), or the position to begin after.
+        ``"origin"``, ``"current"``, or the position to begin after. Counts once, at the first start. *Current* is
+        behind the highest position of the first look; when somebody is writing at that moment, the start waits until
+        they have ended, and lies before what they have committed (:mod:`scriba.sources.starting` says how far back).
     `wakeup`
         ``"poll"``, or ``"notify"`` to look at once when :func:`notify_appended` was called.
 

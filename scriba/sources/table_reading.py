@@ -16,6 +16,7 @@ from django.db import DatabaseError, InterfaceError, connections
 from scriba.failure import classify
 from scriba.protocols import FailureKind
 from scriba.sources.decoding import PayloadCodec
+from scriba.sources.starting import StartUnknown
 from scriba.sources.table_statements import RowShape, Statements, column_of, compile_statements
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def make_reading(  # noqa: PLR0913 - the options of a source
 
 def is_transient(error: Exception) -> bool:
     """Say whether `error` of a reading may go away by itself."""
-    if isinstance(error, SourceAway):
+    if isinstance(error, SourceAway | StartUnknown):
         return True
     return (
         isinstance(error, psycopg.Error | DatabaseError | InterfaceError)

@@ -25,6 +25,7 @@ from scriba.exceptions import ConfigurationError, SourceError
 from scriba.protocols import Head, Page
 from scriba.sources.horizon import NOTHING, Horizon, run_length
 from scriba.sources.listening import Ear
+from scriba.sources.starting import CurrentStart, wait_for_start
 from scriba.sources.table_facts import STANDBY_ID, look_at_table
 from scriba.sources.table_reading import SourceAway, is_transient
 from scriba.sources.table_statements import SEPARATOR
@@ -108,6 +109,8 @@ class TableSubscription(_Reading):
         self._hint = threading.Event()
         self._ear: Ear | None = None
         self._horizon: Horizon | None = None
+        self._current: CurrentStart | None = None  #: while it is not known where to begin
+        self._is_told_to_return = False
         self._after = NOTHING
         self._rows = FIRST_ROWS
         self._budget = 0
@@ -117,14 +120,19 @@ class TableSubscription(_Reading):
     # --- protocol -----------------------------------------------------------------------------------------
 
     def fetch(self, limit: int, timeout: float) -> Page:
-        """See :class:`~scriba.protocols.Subscription`. Raises :class:`~scriba.exceptions.SourceError` to halt."""
+        """See :class:`~scriba.protocols.Subscription`. Raises :class:`~scriba.exceptions.SourceError` to halt.
+
+        With ``start_from="current"`` the first one takes as long as the writers that it meets; `wake` (and a `timeout`
+        of 0) ends it with :class:`~scriba.sources.starting.StartUnknown`.
+        """
         horizon = self._opened()
+        if self._current is not None:
+            self._begin(horizon, self._current, timeout)
         before = self._after
         page = self._look(horizon, limit)
         if page.scanned > before or timeout <= 0:
             return page
-        self._hint.wait(self._pause_s(timeout))
-        self._hint.clear()
+        self._rest(self._pause_s(timeout))
         return self._look(horizon, limit)
 
     def head(self, partition: str = "") -> Head | None:
@@ -135,9 +143,11 @@ class TableSubscription(_Reading):
         if not rows:
             return None
         position, occurred_at = rows[0]
-        return Head(position, occurred_at, horizon.waiting_for() if self._blocked_since is not None else "")
+        is_waiting = self._current is not None or self._blocked_since is not None
+        return Head(position, occurred_at, horizon.waiting_for() if is_waiting else "")
 
     def wake(self) -> None:
+        self._is_told_to_return = True
         self._hint.set()
 
     def close(self) -> None:
@@ -156,16 +166,42 @@ class TableSubscription(_Reading):
         if self._reading.listens and self._ear is None:  # before the first look: what comes after that is heard of
             self._ear = Ear(self._reading.alias, self._reading.channel, self._hint.set, str(self._identity))
             self._ear.start()
-        horizon = Horizon(self._connection.rows, self._verified())
+        relations = self._verified()
+        horizon = Horizon(self._connection.rows, relations)
         self._budget = scriba_settings().max_bytes_in_flight // SHARE_IN_A_PAGE
-        if self._resume is None:
+        if self._resume is None and self._reading.start_from == "current":
+            self._current = CurrentStart(self._connection.rows, relations, horizon)
+            self._resume = self._current.position()
+        elif self._resume is None:
             self._resume = self._start(horizon)
-        self._after = self._resume
-        horizon.check(self._after)
-        horizon.advance(self._after)
+        if self._resume is not None:
+            self._begin_after(horizon, self._resume)
         self._reading.was_read.set()
         self._horizon = horizon
         return horizon
+
+    def _begin(self, horizon: Horizon, current: CurrentStart, timeout: float) -> None:
+        self._is_told_to_return = self._is_told_to_return or timeout <= 0
+        try:
+            self._resume = wait_for_start(
+                current.position,
+                pause=self._rest,
+                may_wait=lambda: not self._is_told_to_return,
+                waiting_for=horizon.waiting_for,
+            )
+        finally:
+            self._is_told_to_return = False
+        self._begin_after(horizon, self._resume)
+
+    def _begin_after(self, horizon: Horizon, position: int) -> None:
+        self._current = None
+        self._after = position
+        horizon.check(position)
+        horizon.advance(position)
+
+    def _rest(self, longest_s: float) -> None:
+        self._hint.wait(longest_s)
+        self._hint.clear()
 
     def _verified(self) -> Relations:
         reading = self._reading
@@ -181,8 +217,6 @@ class TableSubscription(_Reading):
         start = self._reading.start_from
         if start == "origin":
             return NOTHING
-        if start == "current":
-            return horizon.written()
         try:
             horizon.check(int(start))
         except SourceError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pytest
 
 from scriba.exceptions import SourceError
@@ -84,6 +85,20 @@ def test_current_is_the_version_of_the_stream(store: Any, subscribe: Any) -> Non
 
     assert positions(read_all(subscription)) == [3]
     assert positions(read_all(unknown)) == [1]
+
+
+@pytest.mark.parametrize("stream", ["$all", "a"])
+def test_current_misses_nothing_that_is_in_flight(store: Any, subscribe: Any, stream: str) -> None:
+    """Numbers appear in the order of the commits: what an append in flight will get lies behind the start."""
+    last = store.append("a", 2)
+    with psycopg.connect(store.dsn) as appending:
+        in_flight = store.append("a", 2, into=appending)
+        subscription = subscribe(store, stream=stream, start_from="current")
+        assert subscription.fetch(10, 0.0).scanned == last
+
+        appending.commit()
+
+    assert positions(read_all(subscription)) == [in_flight - 1, in_flight]
 
 
 def test_events_of_a_stream_are_found_by_its_own_numbers(store: Any, subscribe: Any) -> None:

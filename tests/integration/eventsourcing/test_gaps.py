@@ -17,6 +17,7 @@ from scriba.event import Event
 from scriba.exceptions import ConfigurationError, SourceError
 from scriba.sources.eventsourcing import LogSubscription
 from scriba.sources.horizon import Horizon
+from scriba.sources.starting import StartUnknown
 from tests.integration.eventsourcing.conftest import Store
 from tests.integration.eventsourcing.school import Dog, School
 from tests.integration.eventsourcing.writers import append, crowd, raw_transaction, stored
@@ -69,6 +70,45 @@ def test_an_event_that_commits_late_is_waited_for(school: School, postgres_store
         slow.commit()
 
     assert positions(fetched(subscription, 2)) == [late, early]
+    subscription.close()
+
+
+@pytest.mark.parametrize("topics", [None, ["nowhere:Happened"]], ids=["all", "filtered"])
+def test_current_misses_nothing_that_is_in_flight(school: School, postgres_store: Store, topics: Any) -> None:
+    """The start waits for those who are writing at the first look, and lies before what they commit."""
+    with raw_transaction() as slow, raw_transaction() as quick:
+        append(quick, postgres_store, TABLE)
+        late = append(slow, postgres_store, TABLE)
+        early = append(quick, postgres_store, TABLE)
+        quick.commit()
+        subscription = postgres_store.subscribe(School, topics=topics, start_from="current")
+        with pytest.raises(StartUnknown, match="a slow writer") as caught:
+            subscription.fetch(100, 0.0)
+        assert subscription.transient(caught.value)
+        head = subscription.head()
+        assert head is not None
+        assert "a slow writer" in head.waiting_for
+
+        slow.commit()
+
+    assert positions(fetched(subscription, 2)) == [late, early]
+    subscription.close()
+
+
+def test_wake_ends_a_start_that_waits(school: School, postgres_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop never waits for somebody else's transaction; the next fetch goes on where it was."""
+    with raw_transaction() as slow, raw_transaction() as quick:
+        append(slow, postgres_store, TABLE)
+        append(quick, postgres_store, TABLE)
+        quick.commit()
+        subscription = postgres_store.subscribe(School, start_from="current")
+        monkeypatch.setattr(subscription._log, "wait", lambda _timeout: subscription.wake())
+        with pytest.raises(StartUnknown):
+            subscription.fetch(100, 60.0)
+        monkeypatch.undo()
+        slow.rollback()
+
+    assert subscription.fetch(100, 0.0).events == []
     subscription.close()
 
 

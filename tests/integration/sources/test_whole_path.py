@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import psycopg
 import pytest
 from django.db import transaction
 
-from scriba import Insert, Skip, projection, start_projection, wait_for
+from scriba import Insert, Skip, info, projection, start_projection, wait_for
 from scriba.registry import forget
 from scriba.sources import TableSource
 from scriba.testing import drain
+from tests.support.processes import database_url
 from tests.support.waiting import wait_until
 from tests.testapp.models import Applied, Event
 
@@ -56,6 +58,32 @@ def test_a_wait_for_a_burnt_position_returns(counting, scratch_name):
         last = counted(3)
         assert wait_for(counting, event_id=str(last), timeout=20) == last
         wait_until(lambda: applied(scratch_name) == [first, last], what="both events")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_projection_that_starts_at_current_waits_for_the_writers_it_meets(scratch_name):
+    """Stopped before the start is known, it has remembered none; started again, it delivers what was in flight."""
+
+    @projection(scratch_name, source=TableSource(Event, start_from="current"), parallelism=1)
+    def handler(event, meta):
+        return Insert(Applied(projection=scratch_name, stream_id=meta.stream_id, position=meta.position))
+
+    insert = "INSERT INTO testapp_event (stream_id, type, data, metadata, occurred_at) VALUES ('s', 'counted', '{}', '{}', now()) RETURNING id"
+    try:
+        counted(1)
+        with psycopg.connect(database_url()) as slow:
+            late = slow.execute(insert).fetchone()[0]
+            early = counted(2)
+            with start_projection(handler):
+                wait_until(lambda: "idle in transaction" in info(handler).reason, what="the wait for the writer")
+            assert info(handler).watermark is None
+            with start_projection(handler):
+                wait_until(lambda: "idle in transaction" in info(handler).reason, what="the wait for the writer")
+                slow.commit()
+                assert wait_for(handler, position=early, timeout=20) == early
+        assert applied(scratch_name) == [late, early]
+    finally:
+        forget(handler)
 
 
 @pytest.mark.django_db
