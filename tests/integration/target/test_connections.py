@@ -189,7 +189,6 @@ def test_closing_twice_is_fine_and_leaves_no_connection(desk: Desk) -> None:
 
 @pytest.fixture
 def pooled(desk: Desk) -> Iterator[Desk]:
-    pytest.importorskip("psycopg_pool")
     with own_connection("default") as wrapper:
         wrapper.settings_dict["CONN_MAX_AGE"] = 0
         wrapper.settings_dict["OPTIONS"]["pool"] = {"min_size": 1, "max_size": 1, "timeout": 5.0}
