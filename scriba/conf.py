@@ -25,6 +25,9 @@ class Settings:
     max_bytes_in_flight: int = 64_000_000  #: payload bytes read but not settled, per projection
     max_letter_bytes: int = 256_000  #: a dead letter's payload beyond this is cut, with a mark
     redact: Callable[[str, Any], Any] | None = None  #: (event type, data) -> what a dead letter may store
+    listen: bool = True  #: hear of wishes and progress by NOTIFY; polling goes on in any case
+    audit_kept_s: float = 31_536_000.0  #: how long the records of who asked what are kept: a year
+    audit_most: int = 10_000  #: most records of one projection
     transient_sqlstates: tuple[str, ...] = ()  #: further SQLSTATEs (or two-letter classes) to repeat
     integrity_sqlstates: tuple[str, ...] = ()  #: further SQLSTATEs (or classes) that are one event's fault
     structural_sqlstates: tuple[str, ...] = ()  #: further SQLSTATEs (or classes) that halt
@@ -60,8 +63,14 @@ def _checked(name: str, value: Any) -> Any:
     elif isinstance(default, tuple):
         accepted, fits = 'a list of SQLSTATEs ("40P01") or two-letter classes ("40")', _are_sqlstates(value)
         value = tuple(value) if fits else value
+    elif isinstance(default, bool):
+        if not isinstance(value, bool):
+            msg = f"settings.SCRIBA: {name!r} must be True or False, not {value!r}."
+            raise ConfigurationError(msg)
+        return value
     elif isinstance(default, int):
-        accepted, fits = "a whole number of bytes above 0", isinstance(value, int) and value > 0
+        unit = "bytes" if "bytes" in name else "entries"
+        accepted, fits = f"a whole number of {unit} above 0", isinstance(value, int) and value > 0
     else:
         accepted, fits = "seconds above 0", isinstance(value, int | float) and 0 < value < float("inf")
     if not fits or isinstance(value, bool):

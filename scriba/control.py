@@ -92,17 +92,17 @@ def stop(p: object, *, by: str = "", reason: str = "", wait: bool = False, timeo
     _command(p, _STOP, by, reason, wait_s=timeout if wait else None)
 
 
-def start_projection(p: object, /, **overrides: Any) -> RunningProjection:
+def start_projection(p: object, /, *, by: str = "", **overrides: Any) -> RunningProjection:
     """Wish *running* and run the projection in threads of this process; return its handle.
 
     The handle has ``wait()`` and ``stop()`` and is a context manager. `overrides` are options that are not part of
-    the identity (``parallelism=32``). Raises :class:`~scriba.exceptions.ConfigurationError` and
+    the identity (``parallelism=32``); `by` is recorded. Raises :class:`~scriba.exceptions.ConfigurationError` and
     :class:`~scriba.exceptions.UnknownProjection`.
     """
     from scriba.engine.runner import start_in_background  # noqa: PLC0415 - only those who run a projection need threads
 
     projection = find(p)
-    return start_in_background(projection.override(**overrides) if overrides else projection)
+    return start_in_background(projection.override(**overrides) if overrides else projection, by=by)
 
 
 def _command(p: object, command: Command, by: str, reason: str, *, wait_s: float | None) -> None:

@@ -10,12 +10,16 @@ owner, an epoch and the end of a lease. What always holds:
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Final
 
+from scriba.audit import AUDITED
 from scriba.connection import OwnConnection
 from scriba.exceptions import ConfigurationError, ScribaError
 from scriba.failure import classify
+from scriba.listening import Switchboard
 from scriba.protocols import FailureKind, FenceLost, Holder, Lease, LetterWish, Orders, Resume, Shard, Wish
+from scriba.samples import PRUNE_EVERY_S, forget_old_records, take_sample
 from scriba.stored_json import storable_text
 from scriba.takeover import insist
 
@@ -27,15 +31,15 @@ if TYPE_CHECKING:
     from scriba.connection import Row
     from scriba.protocols import Identity, Progress, Recorded
 
-__all__ = ["WAITED_FOR_S", "WISH_CHANNEL", "PgLedger"]
+__all__ = ["SETTLED_CHANNEL", "WAITED_FOR_S", "WISH_CHANNEL", "PgLedger", "wish_board"]
 
 WISH_CHANNEL: Final = "scriba_wish"  #: NOTIFY with the payload ``name:version``: a wish changed, a segment became free
+
+SETTLED_CHANNEL: Final = "scriba_settled"  #: the same payload: somebody waits, and there is something new to see
 
 WAITED_FOR_S: Final = 3.0  #: so long after :func:`~scriba.wait_for` said that it waits, somebody waits
 
 LONGEST_TEXT: Final = 10_000  #: characters of a cause or a reason
-
-SAMPLES_KEPT_S: Final = 3_900.0  #: the charts show an hour
 
 _WHOLE: Final = Shard()
 _COUNTERS: Final = ("applied", "skipped", "dead_lettered", "deduplicated", "unmatched")
@@ -49,6 +53,7 @@ class PgLedger:
         self._identity = identity
         self._shard = shard
         self._connection = OwnConnection(using)
+        self._pruned_at = float("-inf")
         self._row: dict[str, Any] = {
             "name": identity.name,
             "version": identity.version,
@@ -98,6 +103,7 @@ class PgLedger:
     def set_wish(self, wish: Wish, *, by: str = "", reason: str = "") -> None:
         """Set the wish without asking for the state; *running* after *stopped* leaves a halt behind."""
         leaves_halt = "excluded.wish = 'running' AND known.wish = 'stopped'"
+        texts = {"wish": wish.value, "by": _stored(by), "reason": _stored(reason), "action": _ACTIONS[wish]}
         self._connection.rows(
             "WITH done AS (INSERT INTO scriba_projections AS known "
             "  (projection_name, projection_version, wish, wish_by, wish_reason) "
@@ -106,9 +112,9 @@ class PgLedger:
             "    wish_by = excluded.wish_by, wish_reason = excluded.wish_reason, wished_at = now(), "
             f"   halt_cause = CASE WHEN {leaves_halt} THEN '' ELSE known.halt_cause END, "
             f"   halt_label = CASE WHEN {leaves_halt} THEN '' ELSE known.halt_label END, "
-            f"   halted_at = CASE WHEN {leaves_halt} THEN NULL ELSE known.halted_at END RETURNING 1) "
-            "SELECT pg_notify(%(channel)s, %(payload)s) FROM done",
-            self._row | self._notice() | {"wish": wish.value, "by": _stored(by), "reason": _stored(reason)},
+            f"   halted_at = CASE WHEN {leaves_halt} THEN NULL ELSE known.halted_at END RETURNING 1), "
+            f"noted AS ({AUDITED}) SELECT pg_notify(%(channel)s, %(payload)s) FROM done",
+            self._row | self._notice() | texts,
         )
 
     # --- ownership ----------------------------------------------------------------------------------------
@@ -275,9 +281,18 @@ class PgLedger:
         return lease._replace(epoch=epoch)
 
     def sample(self, lease: Lease, progress: Progress) -> bool:
-        """Note how far it is, for the charts; old notes are forgotten. False: fenced, nothing was noted."""
-        values = self._row | _reported(progress) | _params(lease) | {"kept_s": SAMPLES_KEPT_S}
-        return bool(self._connection.rows(_SAMPLE, values))
+        """Note how far it is, for the charts; old notes and old records are forgotten. False: fenced, nothing was noted."""
+        values = self._row | _reported(progress) | _params(lease)
+        is_ours = take_sample(self._connection.rows, values)
+        if is_ours and time.monotonic() - self._pruned_at >= PRUNE_EVERY_S:
+            forget_old_records(self._connection.rows, self._row)
+            self._pruned_at = time.monotonic()
+        return is_ours
+
+    def announce(self) -> None:
+        """Wake those who wait for an event of the projection. In a transaction of its own, never in a batch's."""
+        notice = {"channel": SETTLED_CHANNEL, "payload": str(self._identity)}
+        self._connection.rows("SELECT pg_notify(%(channel)s, %(payload)s)", notice)
 
     def counters(self, lease: Lease) -> Mapping[str, int]:
         """Return the sums of the lanes' counters of this segment."""
@@ -359,6 +374,12 @@ def _stored(text: str) -> str:
     return storable_text(text, LONGEST_TEXT)
 
 
+def wish_board(using: str) -> Switchboard:
+    """Return what tells of wishes in the database `using`: the payloads are projections, ``name:version``."""
+    return Switchboard(using, WISH_CHANNEL)
+
+
+_ACTIONS: Final = {Wish.RUNNING: "start", Wish.PAUSED: "pause", Wish.STOPPED: "stop"}  #: as the records call it
 _PROJECTION: Final = "projection_name = %(name)s AND projection_version = %(version)s"
 _SEGMENT: Final = f"{_PROJECTION} AND partition = %(partition)s AND slice_from = %(slice_from)s"
 _IS_FREE: Final = "(owner = '' OR owner = %(owner)s OR lease_expires_at IS NULL OR lease_expires_at < now())"
@@ -372,15 +393,4 @@ _PROGRESS: Final = """
   watermark = GREATEST(watermark, %(watermark)s::bigint),
   head_at = CASE WHEN %(head)s::bigint IS NULL THEN head_at ELSE %(head_at)s::timestamptz END,
   head = COALESCE(%(head)s::bigint, head)
-"""
-_SAMPLE: Final = f"""
-WITH old AS (
-  DELETE FROM scriba_samples WHERE {_PROJECTION} AND taken_at < now() - make_interval(secs => %(kept_s)s))
-INSERT INTO scriba_samples (projection_name, projection_version, watermark, head, settled, lag_seconds)
-SELECT %(name)s, %(version)s, GREATEST(watermark, %(watermark)s::bigint), COALESCE(%(head)s::bigint, head),
-       (SELECT COALESCE(sum(applied + skipped + dead_lettered), 0) FROM scriba_lanes WHERE segment_id = segment.id),
-       CASE WHEN GREATEST(watermark, %(watermark)s::bigint) >= COALESCE(%(head)s::bigint, head) THEN 0
-            ELSE EXTRACT(EPOCH FROM now() - COALESCE(%(watermark_at)s::timestamptz, watermark_at)) END
-FROM scriba_segments AS segment WHERE id = %(segment)s AND {_OURS}
-RETURNING 1
 """

@@ -561,6 +561,10 @@ class Ledger(Protocol):
         """Give the segment up at once, so that a standby need not wait for the lease to run out."""
         ...
 
+    def announce(self) -> None:
+        """Wake those who wait for an event of the projection: there is something new for them to see."""
+        ...
+
     def sample(self, lease: Lease, progress: Progress) -> bool:
         """Note how far it is, for the charts; old notes are forgotten. False: fenced, nothing was noted."""
         ...

@@ -2,8 +2,13 @@
 
 An event is settled when its key's cursor has reached it, or the watermark has. The cursor commits together with the
 read model, so it answers first; the watermark answers for events that were filtered out and for positions that hold
-no event at all. Neither is announced by the lanes (a NOTIFY per commit would serialise them), so both are looked at,
-in short steps that grow; and the owner is told that somebody waits, so that its watermark trails less.
+no event at all. Neither is announced by the lanes (a NOTIFY per commit would serialise them). Instead the owner is told
+that somebody waits; for as long as that is so, it announces what it has committed, and its watermark trails less.
+
+No announcement can be missed: we listen before we look, and the owner's first announcement comes when it has learnt
+that somebody waits, so what was committed before is found by the look that it causes. And nothing depends on it: both
+are looked at in any case, in short steps that grow (behind a pooler in transaction mode, inside a transaction, with an
+owner that cannot be told).
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ from django.db import connections
 from scriba.event import ordering_key_in
 from scriba.exceptions import ConfigurationError, EventDeadLettered, ProjectionHalted, WaitTimeout
 from scriba.info import alias_of, read_state
+from scriba.ledger import SETTLED_CHANNEL, WISH_CHANNEL
+from scriba.listening import BorrowedEar
 from scriba.positions import storable_key
 from scriba.protocols import Shard
 from scriba.registry import find
@@ -27,7 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["wait_for"]
 
 FIRST_STEP_S: Final = 0.01
-LONGEST_STEP_S: Final = 0.1
+LONGEST_STEP_S: Final = 0.1  #: while no announcement has come: perhaps none can
+LONGEST_HEARD_STEP_S: Final = 1.0  #: once one has
 TELL_EVERY_S: Final = 1.0
 WAYS: Final = frozenset(
     map(frozenset, ({"position"}, {"position", "stream_id"}, {"event_id"}, {"stream_id", "stream_version"}))
@@ -94,6 +102,8 @@ class _Wait:
         self._step_s = FIRST_STEP_S
         self._told_at = 0.0
         self._subscription: Subscription | None = None
+        self._ear: BorrowedEar | None = None
+        self._longest_step_s = LONGEST_STEP_S
 
     def until_located(self, event_id: str | None, stream_id: str | None, stream_version: int | None) -> _Place:
         """Ask the source where the event stands, again and again while it knows nothing of it."""
@@ -108,6 +118,9 @@ class _Wait:
         while not self._is_settled(place):
             if place.key is None:
                 place = place._replace(key=self._key_at(place.position, place.partition))
+            if self._ear is None:  # most events are settled by now; who has to wait listens first, and then looks
+                self._ear = BorrowedEar(self._alias, SETTLED_CHANNEL, str(self._projection.identity))
+                continue
             self._tell()
             self._rest("", place)
         return place.position
@@ -119,6 +132,8 @@ class _Wait:
         return ordering_key_in("", stream_id)
 
     def close(self) -> None:
+        if self._ear is not None:
+            self._ear.close()
         if self._subscription is not None:
             self._subscription.close()
 
@@ -167,14 +182,19 @@ class _Wait:
             return
         self._told_at = time.monotonic()
         with connection.cursor() as cursor:
-            cursor.execute(_TELL, self._identity())
+            notice = {"channel": WISH_CHANNEL, "payload": str(self._projection.identity)}
+            cursor.execute(_TELL, self._identity() | notice)
 
     def _rest(self, problem: str, place: _Place | None = None) -> None:
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
             raise self._timed_out(problem, place)
-        time.sleep(min(self._step_s, left_s))  # noqa: TID251 - the caller waits in its own thread
-        self._step_s = min(self._step_s * 1.5, LONGEST_STEP_S)
+        wait_s = min(self._step_s, left_s)
+        if self._ear is None:
+            time.sleep(wait_s)  # noqa: TID251 - the caller waits in its own thread
+        elif self._ear.wait(wait_s):
+            self._longest_step_s = LONGEST_HEARD_STEP_S
+        self._step_s = min(self._step_s * 1.5, self._longest_step_s)
 
     def _timed_out(self, problem: str, place: _Place | None) -> WaitTimeout:
         state = read_state(self._projection.identity, self._alias)
@@ -199,7 +219,10 @@ WHERE projection_name = %(name)s AND projection_version = %(version)s
 ORDER BY segment.partition = %(partition)s DESC, slice_from LIMIT 1
 """
 _TELL: Final = """
-UPDATE scriba_projections SET waited_at = now()
-WHERE projection_name = %(name)s AND projection_version = %(version)s
-  AND (waited_at IS NULL OR waited_at < now() - interval '1 second')
+WITH told AS (
+  UPDATE scriba_projections SET waited_at = now()
+  WHERE projection_name = %(name)s AND projection_version = %(version)s
+    AND (waited_at IS NULL OR waited_at < now() - interval '1 second')
+  RETURNING 1)
+SELECT pg_notify(%(channel)s, %(payload)s) FROM told
 """

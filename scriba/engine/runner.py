@@ -7,6 +7,7 @@ what operators wish.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import secrets
@@ -19,13 +20,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from scriba.conf import scriba_settings
-from scriba.engine.coordinator import Coordinator, Outcome, Snapshot
+from scriba.engine.coordinator import Coordinator
+from scriba.engine.states import Outcome, Snapshot
 from scriba.exceptions import ConfigurationError, ProjectionHalted
+from scriba.log_fields import about
 from scriba.protocols import Ledger, Wish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from scriba.protocols import Identity
     from scriba.registry import Projection
 
 __all__ = ["Fleet", "RunningProjection", "run", "start_in_background"]
@@ -41,12 +45,15 @@ def run(  # noqa: PLR0913 - the options of run_projections
     until_caught_up: bool = False,
     drain_timeout_s: float | None = None,
     start: bool = False,
+    start_by: str = "",
     on_progress: Callable[[list[Snapshot]], None] | None = None,
     install_signals: bool = True,
     on_start: Callable[[Fleet], None] | None = None,
     open_ledger: Callable[[Projection], Ledger] | None = None,
 ) -> int:
     """Run `projections` until they end or the process is told to; return the exit code.
+
+    With `start` they are wished *running* first, by `start_by`.
 
     0: drained; 1: a projection halted, failed, or did not drain in time; 2: a configuration error.
     """
@@ -56,7 +63,7 @@ def run(  # noqa: PLR0913 - the options of run_projections
     if on_start is not None:
         on_start(fleet)
     if start:
-        fleet.wish_running()
+        fleet.wish_running(by=start_by)
     with _signals(fleet) if install_signals else _no_signals():
         fleet.start()
         while not fleet.wait(PROGRESS_EVERY_S):
@@ -68,11 +75,15 @@ def run(  # noqa: PLR0913 - the options of run_projections
 
 
 def start_in_background(
-    projection: Projection, *, until_caught_up: bool = False, open_ledger: Callable[[Projection], Ledger] | None = None
+    projection: Projection,
+    *,
+    by: str = "",
+    until_caught_up: bool = False,
+    open_ledger: Callable[[Projection], Ledger] | None = None,
 ) -> RunningProjection:
     """Wish *running*, run `projection` in threads of this process, and return its handle."""
     fleet = Fleet([projection], until_caught_up=until_caught_up, open_ledger=open_ledger)
-    fleet.wish_running()
+    fleet.wish_running(by=by)
     fleet.start()
     return RunningProjection(fleet)
 
@@ -90,6 +101,7 @@ class Fleet:
     ) -> None:
         settings = scriba_settings()
         self._open_ledger = open_ledger or _ledger_of
+        listen = _Ears().listen if open_ledger is None else None  # a ledger of another kind announces nothing
         self._projections = list(projections)
         self._changed = threading.Event()
         self._stops = 0
@@ -103,6 +115,7 @@ class Fleet:
                 owner=owner,
                 until_caught_up=until_caught_up,
                 drain_timeout_s=drain_timeout_s,
+                listen=functools.partial(listen, projection) if listen is not None else None,
             )
             for projection in projections
         ]
@@ -110,19 +123,21 @@ class Fleet:
             coordinator.changed = self._changed.set
         self._threads = [
             threading.Thread(
-                target=_quietly(coordinator.run),
+                target=_quietly(coordinator.run, coordinator.projection.identity),
                 name=f"scriba {coordinator.projection.identity} coordinator",
                 daemon=True,
             )
             for coordinator in self.coordinators
         ]
 
-    def wish_running(self) -> None:
-        """Set the wish *running* for all (a start after a stop leaves a halt behind)."""
+    def wish_running(self, *, by: str = "") -> None:
+        """Set the wish *running* for all (a start after a stop leaves a halt behind); `by` is recorded."""
         for projection in self._projections:
             ledger = self._open_ledger(projection)
             try:
-                ledger.set_wish(Wish.RUNNING, by=f"process {os.getpid()}", reason="started")
+                ledger.set_wish(
+                    Wish.RUNNING, by=by or f"process {os.getpid()} on {socket.gethostname()}", reason="started"
+                )
             finally:
                 ledger.close()
 
@@ -251,13 +266,29 @@ def _ledger_of(projection: Projection) -> Ledger:
     return PgLedger(projection.identity, target.using)
 
 
-def _quietly(run_coordinator: Callable[[], None]) -> Callable[[], None]:
+class _Ears:
+    """One ear of this process per database, however many projections it runs there."""
+
+    def __init__(self) -> None:
+        self._boards: dict[str, Any] = {}
+
+    def listen(self, projection: Projection, look: Callable[[], None]) -> Callable[[], None]:
+        """Let `look` be called when somebody wishes something of `projection`; return what ends that."""
+        from scriba.ledger import wish_board  # noqa: PLC0415 - the engine's only door to the database side
+
+        target: Any = projection.target
+        board = self._boards.setdefault(target.using, wish_board(target.using))
+        leave: Callable[[], None] = board.join(str(projection.identity), look)
+        return leave
+
+
+def _quietly(run_coordinator: Callable[[], None], identity: Identity) -> Callable[[], None]:
     """The coordinator has logged and recorded its error; a second traceback from the thread would only repeat it."""
 
     def quiet() -> None:
         try:
             run_coordinator()
         except Exception:  # recorded in the outcome
-            logger.debug("a coordinator ended with an error", exc_info=True)
+            logger.debug("a coordinator ended with an error", exc_info=True, extra=about(identity))
 
     return quiet

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from scriba.protocols import Lease, Ledger, LetterWish, Resume, Source
     from scriba.registry import Projection
 
-__all__ = ["Term"]
+__all__ = ["Term", "narrowed"]
 
 PAGES_PER_LANE = 2  #: queued batches per lane beyond which the reader waits
 
@@ -65,6 +65,7 @@ class Term:
         self._settled = [0] * projection.lanes
         self._settled_at: dict[int, tuple[int, datetime | None]] = {}
         self._problems: dict[int, str] = {}
+        self.tells_all = False  #: report each commit, not only that everything is settled: somebody waits for one
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -91,6 +92,15 @@ class Term:
     def join(self, timeout: float) -> list[str]:
         """Wait for the threads; return the names of those still busy after `timeout` seconds."""
         return self._crew.join(timeout)
+
+    def drain(self, timeout: float, hurrying: threading.Event) -> list[str]:
+        """Close, and wait for the threads until `timeout` seconds are over or `hurrying` is set; return who is late."""
+        self.close()
+        deadline = time.monotonic() + timeout
+        late = self.join(0.05)
+        while late and time.monotonic() < deadline and not hurrying.is_set():
+            late = self.join(0.1)
+        return late
 
     # --- what the coordinator asks --------------------------------------------------------------------------
 
@@ -182,7 +192,7 @@ class Term:
             self._settled_at[lane.number] = (last.position, last.occurred_at)
             lane.settle(step.settled)
             self._settled[lane.number] += step.settled
-            if not self.in_flight:
+            if self.tells_all or not self.in_flight:
                 self._on_change()
         if step.wait_s:
             self._closing.wait(step.wait_s)
@@ -202,3 +212,11 @@ class Term:
         if self._crew.error is not None:
             self.close()
         self._on_change()
+
+
+def narrowed(projection: Projection) -> Source:
+    """Let the source filter by event type as early as it can, when it knows how."""
+    narrow: Callable[[frozenset[str]], Source] | None = getattr(projection.source, "narrow", None)
+    if narrow is None or projection.event_types is None:
+        return projection.source
+    return narrow(projection.event_types)

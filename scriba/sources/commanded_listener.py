@@ -1,10 +1,10 @@
-"""The ear on a store's NOTIFY channel, over a connection of the source's own making (see :mod:`scriba.sources.listening`)."""
+"""The ear on a store's NOTIFY channel, over a connection of the source's own making (see :mod:`scriba.listening`)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from scriba.sources.listening import Ear
+from scriba.listening import Ear
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,9 +22,9 @@ from django.db import connections, models
 from scriba.conf import scriba_settings
 from scriba.connection import OwnConnection
 from scriba.exceptions import ConfigurationError, SourceError
+from scriba.listening import Ear
 from scriba.protocols import Head, Page
 from scriba.sources.horizon import NOTHING, Horizon, run_length
-from scriba.sources.listening import Ear
 from scriba.sources.starting import CurrentStart, wait_for_start
 from scriba.sources.table_facts import STANDBY_ID, look_at_table
 from scriba.sources.table_reading import SourceAway, is_transient

@@ -375,6 +375,7 @@ class MemoryState:
         self.watermarks: list[int] = []
         self.progress: Progress | None = None
         self.samples: list[Progress] = []
+        self.announcements = 0
         self.failures: list[Exception] = []
 
 
@@ -477,6 +478,11 @@ class MemoryLedger:
         with self._state.lock:
             if lease.epoch == self._state.epoch:
                 self._state.owner, self._state.expires_at = "", 0.0
+
+    def announce(self) -> None:
+        self._enter()
+        with self._state.lock:
+            self._state.announcements += 1
 
     def sample(self, lease: Lease, progress: Progress) -> bool:
         self._enter()

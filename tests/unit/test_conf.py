@@ -42,6 +42,9 @@ def test_every_key_takes_a_value_of_its_kind() -> None:
         "max_bytes_in_flight": 1000,
         "max_letter_bytes": 100,
         "redact": lambda event_type, data: None,
+        "listen": False,
+        "audit_kept_s": 86_400,
+        "audit_most": 100,
         "transient_sqlstates": ["55000", "XX"],
         "integrity_sqlstates": ("P0002",),
         "structural_sqlstates": {"57P05"},
@@ -53,6 +56,7 @@ def test_every_key_takes_a_value_of_its_kind() -> None:
     assert set(given) == set(Settings.__dataclass_fields__)
     assert settings.transient_sqlstates == ("55000", "XX")
     assert settings.redact is given["redact"]
+    assert settings.listen is False
 
 
 def test_an_unknown_key_is_answered_with_the_closest_one() -> None:
@@ -76,6 +80,8 @@ def test_the_setting_must_be_a_dict() -> None:
         ("busy_poll_s", True, "seconds above 0"),
         ("max_letter_bytes", 0.5, "whole number of bytes above 0"),
         ("max_bytes_in_flight", -1, "whole number of bytes above 0"),
+        ("audit_most", 0, "whole number of entries above 0"),
+        ("listen", 1, "True or False"),
         ("redact", "myapp.redact", "a callable"),
         ("transient_sqlstates", "40001", "a list of SQLSTATEs"),
         ("integrity_sqlstates", ["4"], "a list of SQLSTATEs"),

@@ -9,7 +9,7 @@ from django.core.management.base import CommandError
 from django.utils.autoreload import run_with_reloader
 
 from scriba.engine import runner
-from scriba.management.base import MISUSED, ScribaCommand, positive, seconds, select
+from scriba.management.base import MISUSED, ScribaCommand, operator, positive, seconds, select
 from scriba.management.logs import logging_as
 from scriba.management.preflight import close_idle, preflight
 from scriba.management.probes import STALLED_AFTER_S, ProbeServer
@@ -109,6 +109,7 @@ class Command(ScribaCommand):
                     until_caught_up=options["until_caught_up"],
                     drain_timeout_s=options["drain_timeout"],
                     start=options["start"],
+                    start_by=operator(),
                     on_progress=watch,
                     on_start=lambda fleet: self._started(fleet, options, servers),
                 )

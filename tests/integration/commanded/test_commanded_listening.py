@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from scriba import listening as ears
 from scriba.exceptions import SourceError
-from scriba.sources import listening as ears
 from tests.support.commanded import VERSIONS
 from tests.support.proxy import Proxy
 from tests.support.reading import positions, read_all

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from scriba.engine import coordinator
+from scriba.engine import reporting
 from tests.support.engine import Running, events, insert_position, make_projection, memory_world
 from tests.support.waiting import wait_until
 
 
 def test_an_owner_notes_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first note comes at once, the later ones follow the watermark."""
-    monkeypatch.setattr(coordinator, "SAMPLE_EVERY_S", 0.01)
+    monkeypatch.setattr(reporting, "SAMPLE_EVERY_S", 0.01)
     source, target, state = memory_world(*events("a", "b", "c"))
 
     with Running(make_projection(insert_position, source, target), state):
