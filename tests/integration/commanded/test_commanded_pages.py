@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import uuid
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
@@ -14,8 +16,10 @@ import pytest
 
 from scriba.exceptions import SourceError
 from scriba.sources import commanded_subscription
-from tests.support.commanded import Recorded, as_json, source_of
+from tests.support.backlog import MOST_MEMORY, Held, backlog_is_passed, memory
+from tests.support.commanded import Recorded, Store, as_json, source_of
 from tests.support.reading import positions, read_all
+from tests.support.world import World
 
 
 @pytest.mark.case("A18")
@@ -247,26 +251,48 @@ def test_one_event_larger_than_a_page_is_a_page(store: Any, subscribe: Any, monk
     assert positions(read_all(subscribe(store))) == [1, 2, 3]
 
 
+@pytest.fixture(scope="module", params=[100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def backlog(request: Any, store_dsn: str) -> Iterator[Store]:
+    """A store with so many events of one type, written in SQL; tests append their own types behind them."""
+    store = Store(store_dsn, f"backlog_{request.param}").create()
+    store.fill(request.param, payload="{}")
+    yield store
+    store.drop()
+    store.close()
+
+
 @pytest.mark.case("A19")
-def test_what_is_filtered_out_moves_the_cursor_and_costs_no_payload(store: Any, subscribe: Any) -> None:
-    """Events of other types never leave the database, and `scanned` passes them all the same."""
-    store.fill(5_000, streams=10)
-    store.append("other", [Recorded(type="Elixir.Shop.Shipped")])
-    store.append("account-1", 3)
-    source = source_of(store).narrow({"Shipped"})
-
-    subscription = subscribe(store, source=source)
-    found, scanned, pages = [], 0, 0
-    while not (page := subscription.fetch(1_000, 0.0)).caught_up:
-        found += page.events
-        pages += 1
-        assert page.scanned > scanned
-        scanned = page.scanned
+def test_a_filtered_backlog_is_scanned_in_bounded_pages_and_flat_memory(backlog: Store, subscribe: Any) -> None:
+    """Events of other types never leave the database, and `scanned` passes them all the same, a page at a time."""
+    wanted = backlog.append("other", [Recorded(type="Elixir.Shop.Scanned")])
+    subscription = subscribe(backlog, source=source_of(backlog).narrow({"Scanned"}))
+    rows: list[int] = []
+    read_rows = subscription._read_rows
+    subscription._read_rows = lambda stream, limit: (found := read_rows(stream, limit), rows.append(len(found)))[0]
+    found, steps = [], [0]
+    with memory() as peak:
+        while not (page := subscription.fetch(1_000, 0.0)).caught_up:
+            found += page.events
+            steps.append(page.scanned)
+        assert peak() < MOST_MEMORY
     found += page.events
+    steps.append(page.scanned)
 
-    assert positions(found) == [5_001]
-    assert page.scanned == 5_004
-    assert read_all(subscribe(store, source=source, resume=page.scanned)) == []
+    assert positions(found) == [wanted]
+    assert page.scanned == wanted
+    assert all(0 < after - before <= 1_000 for before, after in itertools.pairwise(steps))
+    assert max(rows) <= 2, "rows that nobody wants have left the server"
+
+
+@pytest.mark.case("A19")
+def test_a_projection_passes_a_filtered_backlog(world: World, backlog: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watermark moves while nothing is handled, lag is right on the way and at the end, a restart reads none of it."""
+    projection = world.projection(source=source_of(backlog), event_types=frozenset({"Passed"}))
+    held = Held(monkeypatch, commanded_subscription.CommandedSubscription, passing=20)
+    wanted = [Recorded(type="Elixir.Shop.Passed")]
+    with memory() as peak:
+        backlog_is_passed(world, projection, held, lambda: backlog.append("other", wanted), most_step=1_000)
+        assert peak() < MOST_MEMORY
 
 
 @pytest.mark.parametrize("name", ["Elixir.Shop.Shipped", "Shop.Shipped", "Shipped"])
