@@ -30,6 +30,9 @@ __all__ = ["BorrowedEar", "Ear", "Switchboard", "may_listen"]
 
 logger = logging.getLogger("scriba")
 
+Connection = psycopg.Connection[Any]
+Connect = Callable[[], Connection]  #: opens a connection that the ear may keep to itself
+
 ALIVE_EVERY_S: Final = 30.0  #: a silent connection is asked whether it is still there
 BACKOFF_S: Final = (0.1, 0.5, 1.0, 5.0, 15.0)  #: between reconnects, plus up to half of it at random
 CLOSE_WITHIN_S: Final = 5.0
@@ -47,20 +50,20 @@ def may_listen(using: str) -> bool:
 
 
 class Ear:
-    """Calls `on_hint` whenever `channel` of the database `using` says something. Start once, close once.
+    """Calls `on_hint` whenever `channel` says something. Start once, close once.
 
-    With `on_notice` that is called instead, with what was said; `on_hint` then only after each connect.
+    `database` is an alias, or what opens a connection: a source may read a database that Django does not know. With `on_notice` that is called instead, with what was said; `on_hint` then only after each connect.
     """
 
     def __init__(
         self,
-        using: str,
+        database: str | Connect,
         channel: str,
         on_hint: Callable[[], None],
         name: str,
         on_notice: Callable[[str], None] | None = None,
     ) -> None:
-        self._using = using
+        self._database = database
         self._channel = channel
         self._on_hint = on_hint
         self._on_notice = on_notice
@@ -85,9 +88,10 @@ class Ear:
     def _run(self) -> None:
         failures = 0
         while not self._closing.is_set():
-            wrapper = self._wrapper()
+            connection: Connection | None = None
             try:
-                connection = self._listen(wrapper)
+                connection = self._connect()
+                self._listen(connection)
                 failures = 0
                 self._hear(connection)
             except (psycopg.Error, DatabaseError, InterfaceError) as error:
@@ -95,26 +99,28 @@ class Ear:
                 self._back_off(failures, error)
                 failures += 1
             finally:
-                wrapper.close()
+                if connection is not None:
+                    connection.close()
         self.listening.clear()
 
-    def _wrapper(self) -> BaseDatabaseWrapper:
-        """Return a connection as Django would open it (service files, roles, passwords), but outside of its pool."""
-        copy: Callable[[], BaseDatabaseWrapper] = connections[self._using].copy
+    def _connect(self) -> Connection:
+        """Open a connection, of an alias as Django would (service files, roles, passwords), but outside of its pool."""
+        if callable(self._database):
+            return self._database()
+        copy: Callable[[], BaseDatabaseWrapper] = connections[self._database].copy
         wrapper = copy()
         wrapper.settings_dict["OPTIONS"].pop("pool", None)
-        return wrapper
-
-    def _listen(self, wrapper: BaseDatabaseWrapper) -> psycopg.Connection[Any]:
         wrapper.ensure_connection()
-        connection: psycopg.Connection[Any] = wrapper.connection
+        connection: Connection = wrapper.connection
+        return connection
+
+    def _listen(self, connection: Connection) -> None:
         connection.set_autocommit(True)  # notifications never arrive inside a transaction
         # What arrives together with the answer to a statement is dispatched by the driver itself.
         connection.add_notify_handler(lambda notification: self._pass_on(notification.payload))
         _say(connection, "LISTEN {}", self._channel)
         self._on_hint()
         self.listening.set()
-        return connection
 
     def _hear(self, connection: psycopg.Connection[Any]) -> None:
         """Pass on what arrives, until told to close. Raises when the connection is gone."""

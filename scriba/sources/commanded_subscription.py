@@ -23,10 +23,10 @@ import psycopg
 from scriba.conf import scriba_settings
 from scriba.event import Event
 from scriba.exceptions import SourceError
+from scriba.listening import Ear
 from scriba.protocols import Head, Page
 from scriba.sources.commanded_checkpoint import SharedCheckpoint, SubscriptionName
 from scriba.sources.commanded_connections import insist_on_indexes, is_pooled
-from scriba.sources.commanded_listener import Listener
 from scriba.sources.commanded_serializers import codec_for
 from scriba.sources.commanded_store import ALL, Statements, inspect_store
 
@@ -69,7 +69,7 @@ class CommandedSubscription:
         self._is_reading = False
         self._hint = threading.Event()
         self._checkpoint: SharedCheckpoint | None = None
-        self._listener: Listener | None = None
+        self._ear: Ear | None = None
         self._rows = FIRST_ROWS
         self._looked_at = 0.0
         self._complained = False
@@ -183,8 +183,8 @@ class CommandedSubscription:
 
     def close(self) -> None:
         """Release lock, ear and connections. Twice is fine."""
-        if self._listener is not None:
-            self._listener.close()
+        if self._ear is not None:
+            self._ear.close()
         if self._checkpoint is not None:
             self._checkpoint.close()
         with suppress(psycopg.Error):
@@ -338,8 +338,8 @@ class CommandedSubscription:
                 self._identity, what,
             )  # fmt: skip
             return
-        self._listener = Listener(lambda: self._session("listener"), shape.channel, self._hint.set, str(self._identity))
-        self._listener.start()
+        self._ear = Ear(lambda: self._session("listener"), shape.channel, self._hint.set, str(self._identity))
+        self._ear.start()
 
     def _session(self, role: str, *, required: bool = False) -> Connection:
         """Open a connection that is a session of its own, as locks and LISTEN need it."""

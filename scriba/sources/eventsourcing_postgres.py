@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import sql
 
-from scriba.sources.commanded_listener import Listener
+from scriba.listening import Ear
 from scriba.sources.eventsourcing_gaps import CheckedLog
 from scriba.sources.eventsourcing_logs import has_text_ids, parsed_id
 
@@ -47,7 +47,7 @@ class PostgresLog(CheckedLog):
         self._name = name
         self._table = sql.Identifier(recorder.datastore.schema, recorder.events_table_name)
         self._connection = self._connect()
-        self._listener: Listener | None = None
+        self._ear: Ear | None = None
         try:
             super().__init__(self._query, self._table.as_string(), "notification_id", is_filtered=bool(topics))
         except BaseException:
@@ -80,14 +80,14 @@ class PostgresLog(CheckedLog):
 
     def wait(self, timeout: float) -> None:
         """Wait for a notice. The first time begins to listen, which is a notice too: what came before is looked for."""
-        if self._listens and self._listener is None:
-            self._listener = Listener(self._connect, self._recorder.channel_name, self.wake, f"scriba {self._name}")
-            self._listener.start()
+        if self._listens and self._ear is None:
+            self._ear = Ear(self._connect, self._recorder.channel_name, self.wake, f"scriba {self._name}")
+            self._ear.start()
         super().wait(timeout)
 
     def close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
+        if self._ear is not None:
+            self._ear.close()
         self._connection.close()
         self.wake()
 

@@ -21,7 +21,7 @@ LONG_S = 30.0  #: a fetch that waits so long was not woken
 def listening(subscription: Any) -> Any:
     """Read what is there, and wait until the server sends us what happens."""
     read_all(subscription)
-    listener = subscription._listener
+    listener = subscription._ear
     assert listener.listening.wait(10)
     subscription.fetch(1, 0.0)
     return listener
@@ -155,7 +155,7 @@ def test_without_notifications_everything_arrives_by_polling(store: Any, subscri
     subscription.fetch(10, 0.0)
     store.append("a", 3)
 
-    assert subscription._listener is None
+    assert subscription._ear is None
     assert positions(read_all(subscription)) == [1, 2, 3]
 
 
@@ -167,7 +167,7 @@ def test_through_a_pooler_it_polls_and_says_so(store: Any, subscribe: Any, store
         subscription = subscribe(store, dsn=proxy.dsn, wakeup="notify")
 
         assert positions(read_all(subscription)) == [1, 2]
-        assert subscription._listener is None
+        assert subscription._ear is None
         assert "LISTEN does not work through a connection pooler: polling only" in caplog.text
         subscription.close()
 

@@ -347,5 +347,5 @@ def test_without_notices_events_are_found_by_polling(school: School, postgres_st
     school.save(Dog("Fido"))
 
     assert [event.type for event in fetched(subscription, 1)] == ["Dog.Enrolled"]
-    assert subscription._log._listener is None  # type: ignore[attr-defined]
+    assert subscription._log._ear is None  # type: ignore[attr-defined]
     subscription.close()
