@@ -6,6 +6,7 @@ idempotent, so a second application would be seen.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -21,7 +22,7 @@ from tests.support.zygote import Zygote, zygote
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(1800)]
 
 CODES = ("40001", "40P01", "57014", "53100", "55P03", "57P01")
-ACTIONS = ("kill process", "end worker", "end reader", "end control", "end anything", "stop and continue")
+ACTIONS = ("kill process", "end worker", "end reader", "end control", "end anything", "stop past its lease")
 
 BACKENDS = {
     "end worker": "query LIKE '%scriba_positions%' OR query LIKE '%testapp_applied%' OR query IN ('COMMIT', 'BEGIN')",
@@ -44,8 +45,9 @@ def faults() -> Iterator[None]:
         cursor.execute("CREATE TABLE IF NOT EXISTS fault (at bigint, code text)")
         cursor.execute("CREATE SEQUENCE IF NOT EXISTS fault_seq")
         cursor.execute(
-            "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ DECLARE found text; BEGIN "
-            "SELECT code INTO found FROM fault WHERE at = nextval('fault_seq'); "
+            "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ "
+            "DECLARE found text; number bigint := nextval('fault_seq'); BEGIN "
+            "SELECT code INTO found FROM fault WHERE at = number; "
             "IF found IS NOT NULL THEN RAISE EXCEPTION 'told to fail' USING ERRCODE = found; END IF; RETURN NULL; END $$"
         )
         cursor.execute("DROP TRIGGER IF EXISTS refusing ON testapp_applied")
@@ -76,7 +78,7 @@ def test_every_event_exactly_once_under_any_crash_schedule(
     refusals: dict[int, str],
     two: bool,
 ) -> None:
-    """None to three kills at random points, with or without a standby, commits refused by SQLSTATE."""
+    """None to three kills or freezes at random points, with or without a standby, commits refused by SQLSTATE."""
     world = World("noting")
     _forget(world, refusals)
     running = [processes.start("noting") for _ in range(1 + two)]
@@ -86,9 +88,7 @@ def test_every_event_exactly_once_under_any_crash_schedule(
         while len(positions) < events:
             positions += world.append(*(f"s{n % streams}" for n in range(min(7, events - len(positions)))))
             while planned and planned[0][0] * events <= len(positions):
-                _act(planned.pop(0)[1], processes, running)
-        if not running:
-            running.append(processes.start("noting"))
+                _act(planned.pop(0)[1], world, processes, running)
         world.wait_applied(events, timeout=60)
         wait_until(lambda: world.segment.watermark == positions[-1], timeout=30, what="the watermark")
     finally:
@@ -97,25 +97,44 @@ def test_every_event_exactly_once_under_any_crash_schedule(
     assert world.letters() == []
 
 
-def _act(action: str, processes: Zygote, running: list[int]) -> None:
+def _act(action: str, world: World, processes: Zygote, running: list[int]) -> None:
     if action == "kill process":
-        if running:
-            processes.kill(running.pop(0))
+        processes.kill(running.pop(0))
         if not running:
             running.append(processes.start("noting"))
-    elif action == "stop and continue":
-        for pid in running:
-            processes.kill(pid, 19)
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_sleep(0.2)")
-        for pid in running:
-            processes.kill(pid, 18)
+    elif action == "stop past its lease":
+        _stop_past_its_lease(world, processes, running)
     else:
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
                 f"AND pid <> pg_backend_pid() AND ({BACKENDS[action]}) LIMIT 3"
             )
+
+
+def _stop_past_its_lease(world: World, processes: Zygote, running: list[int]) -> None:
+    """Freeze the owner until its lease has run out, or, where somebody stands by, until that one has taken over."""
+    wait_until(lambda: _owner(world)[0] in running, what="an owner that lives")
+    frozen = _owner(world)[0]
+    processes.kill(frozen, signal.SIGSTOP)
+    try:
+        if len(running) > 1:
+            wait_until(lambda: _owner(world)[0] in set(running) - {frozen}, what="the takeover")
+        else:
+            wait_until(lambda: _owner(world) == (frozen, True), what="the end of the lease")
+    finally:
+        processes.kill(frozen, signal.SIGCONT)
+
+
+def _owner(world: World) -> tuple[int, bool]:
+    """Return the process that the segment names (0: nobody), and whether its lease has run out."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT owner, lease_expires_at <= clock_timestamp() FROM scriba_segments WHERE projection_name = %s",
+            [world.name],
+        )
+        owner, is_over = cursor.fetchone() or ("", None)
+    return int(owner.split(":")[1]) if owner else 0, bool(is_over)
 
 
 def _forget(world: World, refusals: dict[int, str]) -> None:
