@@ -13,19 +13,24 @@ from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
+from django.urls import reverse
 from django.utils.formats import date_format
 from django.utils.html import format_html
 from django.utils.safestring import mark_safe
-from django.utils.timezone import localtime
+from django.utils.timezone import is_aware, localtime, now
 
-from scriba.bulk import UNRESOLVED, holders, waiting_behind
+from scriba.bulk import RESOLVED, UNRESOLVED, holders, waiting_behind
 from scriba.checks import target_alias
+from scriba.durations import duration
 from scriba.models import DeadLetter, ProjectionState
 from scriba.panel.live import LivePage
+from scriba.panel.purging import MAY_PURGE, PurgePage
+from scriba.panel.rehearsing import rehearse_selected
 from scriba.panel.resolving import MAY_RESOLVE, Resolver, discard_selected, groups_of, replay_selected
 from scriba.registry import all_projections
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import datetime
 
     from django.db.models import Model, QuerySet
@@ -51,6 +56,29 @@ class DatabaseFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:  # noqa: ARG002 - Django's
         return queryset  # already on the chosen database, see ReadOnlyAdmin.get_queryset
+
+
+class StatusFilter(admin.SimpleListFilter):
+    """What is not resolved, unless something else is asked for: that is what somebody has to look at."""
+
+    title = "status"
+    parameter_name = "status"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:  # noqa: ARG002 - Django's
+        return [*DeadLetter.Status.choices, ("resolved", "replayed or discarded"), ("all", "all")]
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        first, *others = super().choices(changelist)
+        yield {**first, "display": "open or parked"}
+        yield from others
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        wanted = self.value()
+        ticked = request.method == "POST" and request.POST.get("select_across") != "1"
+        if wanted == "all" or "status__exact" in request.GET or ticked:  # what was ticked is told, resolved or not
+            return queryset
+        meant = {None: UNRESOLVED, "resolved": RESOLVED}.get(wanted, (wanted,))
+        return queryset.filter(status__in=meant)
 
 
 class OneDatabaseChangeList(ChangeList):
@@ -91,11 +119,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # generic in t
 
 @admin.register(DeadLetter)
 class DeadLetterAdmin(ReadOnlyAdmin):
-    list_display = ("failure", "state", "event", "projection", "occurred")
+    list_display = ("failure", "state", "event", "occurred")
     list_display_links = ("failure",)
     list_filter = (
         DatabaseFilter,
-        "status",
+        StatusFilter,
         ("projection_name", admin.AllValuesFieldListFilter),
         ("projection_version", admin.AllValuesFieldListFilter),
         ("error_kind", admin.AllValuesFieldListFilter),
@@ -106,41 +134,28 @@ class DeadLetterAdmin(ReadOnlyAdmin):
     search_help_text = "Event id or stream (a part of it is enough)."
     ordering = ("-occurred_at", "-id")
     list_per_page = 50
-    actions = (replay_selected, discard_selected)
+    actions = (rehearse_selected, replay_selected, discard_selected)
     change_list_template = "admin/scriba/deadletter/change_list.html"
     change_form_template = "admin/scriba/deadletter/change_form.html"
-    readonly_fields = ("projection", "data", "metadata", "traceback", "message_whole", "state")
+    readonly_fields = (
+        "failed",
+        "became",
+        "data",
+        "metadata",
+        "traceback",
+        "message_whole",
+        "place",
+        "happened",
+        "group",
+    )
     fieldsets = (
-        (None, {"fields": (("projection", "state", "attempts"), "error_kind", "message_whole", "occurred_at")}),
-        (
-            "Event",
-            {
-                "fields": (
-                    "event_type",
-                    "event_id",
-                    ("stream_id", "position", "partition"),
-                    "event_occurred_at",
-                    "data",
-                    "metadata",
-                )
-            },
-        ),
-        ("Traceback", {"fields": ("traceback", "fingerprint")}),
-        (
-            "Resolution",
-            {
-                "fields": (
-                    ("resolved_at", "resolved_by"),
-                    ("wish", "wish_by", "wished_at"),
-                    "allow_out_of_order",
-                    "note",
-                )
-            },
-        ),
+        (None, {"fields": ("failed", "became", "error_kind", "message_whole")}),
+        ("Event", {"fields": ("event_type", "place", "happened", "event_id", "data", "metadata")}),
+        ("Traceback", {"fields": ("traceback", "group")}),
     )
 
     def get_urls(self) -> list[URLPattern]:
-        return [*Resolver(self).urls(), *super().get_urls()]
+        return [*PurgePage(self).urls(), *Resolver(self).urls(), *super().get_urls()]
 
     def has_resolve_permission(self, request: HttpRequest) -> bool:
         """Replays and discards are for those who may change dead letters."""
@@ -148,14 +163,16 @@ class DeadLetterAdmin(ReadOnlyAdmin):
         return bool(user.has_perm(MAY_RESOLVE))
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        answer = super().changelist_view(request, extra_context)
+        answer = super().changelist_view(request, {**self._asked(request), **(extra_context or {})})
         context: dict[str, Any] | None = getattr(answer, "context_data", None)
         if context and "cl" in context:
-            shown = context["cl"].queryset
-            groups = groups_of(shown.filter(status__in=UNRESOLVED))
+            changelist = context["cl"]
+            context["title"] = "Dead letters"
+            context["scriba_is_narrowed"] = bool(set(request.GET) - {DATABASE})
+            groups = groups_of(changelist.queryset.filter(status__in=UNRESOLVED))
             context["scriba_groups"] = groups if len(groups) > 1 or (groups and groups[0]["letters"] > 1) else []
-            found = list(context["cl"].result_list)
-            context["cl"].result_list = found
+            found = list(changelist.result_list)
+            changelist.result_list = found
             behind, held_by = waiting_behind(found), holders(found)
             for letter in found:
                 letter.scriba_waiting, letter.scriba_held_by = behind.get(letter.pk, 0), held_by.get(letter.pk)
@@ -164,15 +181,19 @@ class DeadLetterAdmin(ReadOnlyAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        may = {
+        more = {"title": f"Dead letter {object_id}", **self._asked(request), **(extra_context or {})}
+        return super().change_view(request, object_id, form_url, more)
+
+    def _asked(self, request: HttpRequest) -> dict[str, Any]:
+        """Return what the templates have to know of who asks, and where."""
+        user: Any = request.user
+        return {
             "scriba_may_resolve": self.has_resolve_permission(request),
+            "scriba_may_purge": user.has_perm(MAY_PURGE),
             "scriba_database": request.GET.get(DATABASE, ""),
         }
-        return super().change_view(request, object_id, form_url, {**may, **(extra_context or {})})
 
-    @admin.display(description="projection", ordering="projection_name")
-    def projection(self, letter: DeadLetter) -> str:
-        return f"{letter.projection_name}:{letter.projection_version}"
+    # --- the list -------------------------------------------------------------------------------------------------
 
     @admin.display(description="failure", ordering="error_kind")
     def failure(self, letter: DeadLetter) -> SafeString:
@@ -185,8 +206,9 @@ class DeadLetterAdmin(ReadOnlyAdmin):
         return format_html("{}{}", letter.event_type, _second_line(f"{letter.stream_id} at {letter.position}"))
 
     @admin.display(description="dead-lettered", ordering="occurred_at")
-    def occurred(self, letter: DeadLetter) -> str:
-        return _moment(letter.occurred_at)
+    def occurred(self, letter: DeadLetter) -> SafeString:
+        name = f"{letter.projection_name}:{letter.projection_version}"
+        return format_html("{}{}", _moment(letter.occurred_at), _second_line(name))
 
     @admin.display(description="status", ordering="status")
     def state(self, letter: DeadLetter) -> SafeString:
@@ -197,7 +219,46 @@ class DeadLetterAdmin(ReadOnlyAdmin):
             words.append(f"behind letter {letter.scriba_held_by}")  # type: ignore[attr-defined]
         return format_html("{} {}", _badge(letter.status), ", ".join(words))
 
-    @admin.display(description="error message")
+    # --- one letter -----------------------------------------------------------------------------------------------
+
+    @admin.display(description="failed")
+    def failed(self, letter: DeadLetter) -> str:
+        times = "once" if letter.attempts == 1 else f"{letter.attempts:,} times"
+        name = f"{letter.projection_name}:{letter.projection_version}"
+        return f"in {name}, tried {times}, given up {_moment(letter.occurred_at)} ({_ago(letter.occurred_at)})"
+
+    @admin.display(description="status")
+    def became(self, letter: DeadLetter) -> SafeString:
+        """Say in one line what became of it, or what is to become of it."""
+        words = ""
+        if letter.resolved_at is not None:
+            words = f"by {letter.resolved_by or 'nobody in particular'}, {_moment(letter.resolved_at)}"
+        elif letter.wish:
+            late = ", also out of order" if letter.allow_out_of_order else ""
+            words = f"{letter.wish} asked for by {letter.wish_by or 'somebody'}, {_moment(letter.wished_at)}{late}"
+        elif letter.status == DeadLetter.Status.PARKED:
+            words = "held behind an earlier letter of the same stream, whose replay releases it"
+        return format_html("{} {}{}", _badge(letter.status), words, _second_line(letter.note) if letter.note else "")
+
+    @admin.display(description="stream")
+    def place(self, letter: DeadLetter) -> str:
+        where = f"{letter.stream_id} at {letter.position:,}"
+        return f"{where}, partition {letter.partition}" if letter.partition else where
+
+    @admin.display(description="happened")
+    def happened(self, letter: DeadLetter) -> str:
+        return _moment(letter.event_occurred_at)
+
+    @admin.display(description="group")
+    def group(self, letter: DeadLetter) -> SafeString:
+        if not letter.fingerprint:
+            return mark_safe("-")
+        alias = letter._state.db
+        query = {"fingerprint": letter.fingerprint, **({DATABASE: alias} if len(aliases_shown(DeadLetter)) > 1 else {})}
+        url = reverse(f"{self.admin_site.name}:scriba_deadletter_changelist")
+        return format_html('<a href="{}?{}">{}</a>', url, urlencode(query), f"all like this ({letter.fingerprint})")
+
+    @admin.display(description="message")
     def message_whole(self, letter: DeadLetter) -> SafeString:
         return _block(letter.error_message)
 
@@ -211,7 +272,7 @@ class DeadLetterAdmin(ReadOnlyAdmin):
 
     @admin.display(description="traceback")
     def traceback(self, letter: DeadLetter) -> SafeString:
-        return _block(letter.error_stacktrace)
+        return _block(letter.error_stacktrace, "scriba-block scriba-trace")
 
 
 @admin.register(ProjectionState)
@@ -275,7 +336,9 @@ def _pretty(value: object) -> str:
 
 def _moment(moment: datetime | None) -> str:
     """Return a time to the second, in the zone that the admin shows times in."""
-    return date_format(localtime(moment), "j M Y, H:i:s") if moment else "-"
+    if moment is None:
+        return "-"
+    return date_format(localtime(moment) if is_aware(moment) else moment, "j M Y, H:i:s")
 
 
 def _second_line(text: str) -> SafeString:
@@ -286,6 +349,10 @@ def _badge(word: str) -> SafeString:
     return format_html('<span class="scriba-badge scriba-{}">{}</span>', word, word)
 
 
-def _block(text: str) -> SafeString:
+def _block(text: str, css: str = "scriba-block") -> SafeString:
     """Return `text` as it is, line breaks and all; its box scrolls, the page does not."""
-    return format_html('<pre class="scriba-block">{}</pre>', text) if text else mark_safe("-")
+    return format_html('<pre class="{}">{}</pre>', css, text) if text else mark_safe("-")
+
+
+def _ago(moment: datetime) -> str:
+    return f"{duration(max(0.0, (now() - moment).total_seconds()))} ago"

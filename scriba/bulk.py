@@ -1,14 +1,15 @@
-"""Wishing the same of many dead letters: a statement per some hundred of them, each committed by itself.
+"""Wishing the same of many dead letters, and purging old ones: a statement per some hundred, each committed by itself.
 
 So ten thousand letters take a moment, and an interruption leaves whole chunks behind: what is wished is carried out,
 what is not is found again. What always holds: a letter that is resolved, waits for another wish, would be applied out
-of order, or is parked behind one that is not resolved is left alone, whoever else clicks at the same time.
+of order, or is parked behind one that is not resolved is left alone, whoever else clicks at the same time; and only
+what is resolved at the moment of its deletion is purged, each letter by one of those who purge at once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from django.db import connections, transaction
 from django.db.models import Count, Exists, OuterRef, Q, Subquery
@@ -20,13 +21,20 @@ from scriba.protocols import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from datetime import datetime
 
     from django.db.models import QuerySet
 
-__all__ = ["Wished", "holders", "waiting_behind", "wish_all"]
+__all__ = ["RESOLVED", "UNRESOLVED", "Wished", "holders", "purge", "waiting_behind", "wish_all"]
 
 AT_ONCE: Final = 500  #: letters in one statement
+PURGED_AT_ONCE: Final = 2_000
 UNRESOLVED: Final = (DeadLetter.Status.OPEN, DeadLetter.Status.PARKED)
+RESOLVED: Final = (DeadLetter.Status.REPLAYED, DeadLetter.Status.DISCARDED)
+
+
+#: The entry in the records of each projection that was written first, and what it counts by now.
+_Notes: TypeAlias = dict[Identity, tuple[int, int]]
 
 
 class Wished(NamedTuple):
@@ -46,12 +54,13 @@ def wish_all(
     """
     alias = letters.db
     meant = list(letters.values_list("pk", flat=True))
-    notes: dict[Identity, int] = {}
+    notes: _Notes = {}
     for start in range(0, len(meant), AT_ONCE):
         chunk = meant[start : start + AT_ONCE]
         with transaction.atomic(using=alias):
             wished = _wish(chunk, wish, by, alias, allow_out_of_order=allow_out_of_order)
-            _note(wished, wish, by, alias, notes)
+            _tell(wished, alias)
+            _note(Counter(wished.values()), wish, by, alias, notes)
         left = [pk for pk in chunk if pk not in wished]
         behind = set(_parked_behind(DeadLetter.objects.using(alias).filter(pk__in=left))) if wish == "replay" else set()
         yield Wished(
@@ -59,6 +68,28 @@ def wish_all(
             [pk for pk in left if pk in behind],
             [pk for pk in left if pk not in behind],
         )
+
+
+def purge(letters: QuerySet[DeadLetter], *, before: datetime, by: str = "") -> Iterator[int]:
+    """Delete those of `letters` that were resolved before `before`; yield after each chunk how many it had.
+
+    A letter that has failed again meanwhile is open, and stays. Nothing happens before the first ``next()``.
+    """
+    alias = letters.db
+    old = letters.order_by("pk").filter(status__in=RESOLVED, resolved_at__lt=before)
+    notes: _Notes = {}
+    while True:
+        with transaction.atomic(using=alias):
+            locked = old.select_for_update(skip_locked=True)[:PURGED_AT_ONCE]
+            found = {
+                pk: Identity(name, version)
+                for pk, name, version in locked.values_list("pk", "projection_name", "projection_version")
+            }
+            if not found:
+                return
+            DeadLetter.objects.using(alias).filter(pk__in=found).delete()
+            _note(Counter(found.values()), "purge", by, alias, notes)
+        yield len(found)
 
 
 def holders(letters: Sequence[DeadLetter]) -> dict[int, int]:
@@ -102,23 +133,29 @@ def _wish(chunk: Sequence[int], wish: str, by: str, alias: str, *, allow_out_of_
     return found
 
 
-def _note(wished: dict[int, Identity], wish: str, by: str, alias: str, notes: dict[Identity, int]) -> None:
-    """Tell the owners, and count the chunk in one entry of the records per projection."""
-    known = Audit.objects.using(alias)
+def _tell(wished: dict[int, Identity], alias: str) -> None:
+    """Wake the owners at the commit."""
     with connections[alias].cursor() as cursor:
-        for identity, number in Counter(wished.values()).items():
+        for identity in set(wished.values()):
             cursor.execute("SELECT pg_notify('scriba_wish', %s)", [str(identity)])
-            before, entry = notes.get(identity, 0), _latest(known, identity, wish, by) if identity in notes else None
-            notes[identity] = before + number
+
+
+def _note(numbers: Counter[Identity], action: str, by: str, alias: str, notes: _Notes) -> None:
+    """Count the chunk in one entry of the records per projection."""
+    with connections[alias].cursor() as cursor:
+        for identity, number in numbers.items():
+            entry, before = notes.get(identity, (None, 0))
             if entry is None:
-                record(cursor, identity, wish, by=by, detail=f"{number} letters")
+                record(cursor, identity, action, by=by, detail=_counted(number))
+                cursor.execute("SELECT currval(pg_get_serial_sequence('scriba_audit', 'id'))")
+                (entry,) = cursor.fetchone()
             else:
-                known.filter(pk=entry).update(detail=f"{notes[identity]} letters")
+                Audit.objects.using(alias).filter(pk=entry).update(detail=_counted(before + number))
+            notes[identity] = (entry, before + number)
 
 
-def _latest(known: QuerySet[Audit], identity: Identity, wish: str, by: str) -> int | None:
-    ours = known.filter(projection_name=identity.name, projection_version=identity.version, action=wish, actor=by)
-    return ours.filter(detail__endswith=" letters").order_by("-id").values_list("pk", flat=True).first()
+def _counted(number: int) -> str:
+    return f"{number:,} letter{'' if number == 1 else 's'}"
 
 
 def _is_late() -> Exists:

@@ -9,7 +9,7 @@ its locks for long. Handlers see ``meta.replaying``: what they do outside of the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django.db import connections
@@ -22,7 +22,7 @@ from scriba.engine.replay import restored
 from scriba.event import SkipEvent
 from scriba.exceptions import ConfigurationError
 from scriba.info import alias_of
-from scriba.protocols import Shard, WriteFailed
+from scriba.protocols import FailureKind, Shard, WriteFailed
 from scriba.registry import find
 from scriba.results import Fail, Insert, Upsert
 
@@ -35,6 +35,7 @@ __all__ = ["Change", "Rehearsal", "rehearse"]
 
 MOST_ROWS: Final = 20  #: rows of one write whose values are compared; all are counted
 LOCK_TIMEOUT: Final = "2s"
+_RESOLVED: Final = "resolved already"
 
 
 class Change(NamedTuple):
@@ -56,8 +57,10 @@ class Change(NamedTuple):
 
 
 class Rehearsal(NamedTuple):
-    """What would become of one letter: `outcome` is ``passes``, ``skips``, ``fails``, ``waits`` or ``refused``.
+    """What would become of one letter: `outcome` is ``passes``, ``skips``, ``fails``, ``waits``, ``refused`` or ``busy``.
 
+    ``waits`` is what stays parked behind another letter, ``busy`` what could not be tried, because the database or
+    another transaction was in the way: the next try may find out.
     `rows` counts (inserted, updated, deleted) rows by table, whichever way they were written, cascades included;
     `changes` are the rows of declared writes, at most 20 per write.
     """
@@ -74,7 +77,7 @@ class Rehearsal(NamedTuple):
         return self.outcome in {"passes", "skips"}
 
 
-def rehearse(letters: Iterable[DeadLetter], *, allow_out_of_order: bool = False) -> Iterator[Rehearsal]:
+def rehearse(letters: Iterable[DeadLetter], *, allow_out_of_order: bool = False) -> Generator[Rehearsal, None, None]:
     """Say of each of `letters` what its replay would do now; nothing is left behind.
 
     Raises :class:`~scriba.exceptions.UnknownProjection` for letters of a projection that is not registered, and
@@ -92,6 +95,11 @@ def rehearse(letters: Iterable[DeadLetter], *, allow_out_of_order: bool = False)
 
 def _place(letter: DeadLetter) -> tuple[str, int, str, str, int]:
     return letter.projection_name, letter.projection_version, letter.partition, letter.stream_id, letter.position
+
+
+def _stays(one: Rehearsal) -> bool:
+    """Say whether a letter would still hold back those behind it."""
+    return not one.would_pass and one.error != _RESOLVED
 
 
 class _RolledBack(Exception):  # noqa: N818 - the ordinary end
@@ -118,6 +126,9 @@ class _Stage:
         """Run the letters of one key in order, each seeing what those before it wrote, and roll all of it back."""
         found: list[Rehearsal] = []
         try:
+            head = self._head_of(letters[0])
+            if head is not None:
+                return [Rehearsal(letter, "waits", error=f"parked behind letter {head}") for letter in letters]
             with self._writer.batch(()) as batch:
                 self._execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
                 for letter in letters:
@@ -126,15 +137,21 @@ class _Stage:
         except _RolledBack:
             return found
         except Exception as error:  # noqa: BLE001 - the transaction is past saving; it is gone, and the rest untried
-            kind, words = self._described(error)
-            return found + [Rehearsal(letter, "fails", kind, words) for letter in letters[len(found) :]]
+            return found + [self._failed(letter, error) for letter in letters[len(found) :]]
+
+    def _head_of(self, letter: DeadLetter) -> int | None:
+        """Return the letter that a parked one waits behind and that is not tried with it; None when it is free."""
+        if letter.status != "parked":
+            return None
+        found = self._execute(_HEAD, [*_place(letter)])
+        return found[0][0] if found else None
 
     def _one(self, batch: Batch, letter: DeadLetter, before: Sequence[Rehearsal]) -> Rehearsal:
-        if self._projection.on_failure == "park" and any(not one.would_pass for one in before):
-            return Rehearsal(letter, "waits", error="behind an earlier event of the same key")
+        if self._projection.on_failure == "park" and any(_stays(one) for one in before):
+            return Rehearsal(letter, "waits", error="behind an earlier event of the same key, which would not pass")
         stored = batch.letter(letter.pk)
         if stored is None:
-            return Rehearsal(letter, "refused", error="resolved meanwhile")
+            return Rehearsal(letter, "refused", error=_RESOLVED)
         if not self._allow_out_of_order and batch.applied_beyond(stored.key, stored.event.position):
             return Rehearsal(letter, "refused", error="a later event of the same key has been applied already")
         event = self._subscription.read(stored.event.position, stored.event.partition)
@@ -151,8 +168,7 @@ class _Stage:
         except SkipEvent:
             return Rehearsal(letter, "skips")
         except Exception as error:  # noqa: BLE001 - whatever it is, the operator wants to know
-            kind, words = self._described(error)
-            return Rehearsal(letter, "fails", kind, words)
+            return self._failed(letter, error)
         written = self._counts()
         tables = {
             table: (number[0] - known[0], number[1] - known[1], number[2] - known[2])
@@ -161,6 +177,12 @@ class _Stage:
         }
         is_skip = outcome is not None and not outcome
         return Rehearsal(letter, "skips" if is_skip else "passes", rows=tables, changes=rows.changes())
+
+    def _failed(self, letter: DeadLetter, error: Exception) -> Rehearsal:
+        kind, words = self._described(error)
+        failure = error.failure if isinstance(error, WriteFailed) else self._projection.target.classify(error)
+        is_busy = not isinstance(error, _HandlerFailed) and failure.kind is FailureKind.TRANSIENT
+        return Rehearsal(letter, "busy" if is_busy else "fails", kind, words)
 
     def _described(self, error: Exception) -> tuple[str, str]:
         """Return kind and message, as the letter would have them."""
@@ -178,9 +200,9 @@ class _Stage:
             return error.failure.label, describe(error.__cause__ or error).message
         return self._projection.target.classify(error).label or type(error).__qualname__, describe(error).message
 
-    def _execute(self, sql: str) -> list[tuple[Any, ...]]:
+    def _execute(self, sql: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
         with connections[self._alias].cursor() as cursor:
-            cursor.execute(sql)
+            cursor.execute(sql, params)
             return cursor.fetchall() if cursor.description else []
 
     def _counts(self) -> dict[str, tuple[int, int, int]]:
@@ -254,6 +276,12 @@ class _Rows:
         return {row.pk: {name: getattr(row, name) for name in names} for row in found}
 
 
+_HEAD: Final = """
+SELECT id FROM scriba_dead_letters
+WHERE projection_name = %s AND projection_version = %s AND partition = %s AND stream_id = %s AND position < %s
+  AND status IN ('open', 'parked')
+ORDER BY position LIMIT 1
+"""
 _COUNTS: Final = """
 SELECT relname, n_tup_ins, n_tup_upd, n_tup_del FROM pg_stat_xact_user_tables
 WHERE n_tup_ins + n_tup_upd + n_tup_del > 0 AND relname NOT LIKE 'scriba\\_%'

@@ -244,4 +244,5 @@ _WOULD: Final = {
     "fails": "would fail",
     "waits": "would wait",
     "refused": "would be refused",
+    "busy": "could not be tried just now",
 }

@@ -66,11 +66,13 @@ class LivePage:
     def page(self, request: HttpRequest) -> HttpResponse:
         """The whole page; what changes comes again by itself."""
         self._require_view(request)
+        self._name_site(request)
         return TemplateResponse(request, "scriba/live.html", {**self._shown(request), **self._around(request, "Live")})
 
     def now(self, request: HttpRequest) -> HttpResponse:
         """Only what changes."""
         self._require_view(request)
+        self._name_site(request)
         return TemplateResponse(request, "scriba/live_now.html", self._shown(request))
 
     def _shown(self, request: HttpRequest) -> dict[str, Any]:
@@ -85,7 +87,7 @@ class LivePage:
                 "resting": sum(card.status in {"paused", "stopped"} for card in cards),
                 "absent": sum(card.status == "not running" and not card.is_orphan for card in cards),
                 "letters": sum(card.unresolved for card in cards),
-                "behind": sum(card.lag_events or 0 for card in cards),
+                "behind": sum(card.lag_events or 0 for card in cards if not card.is_orphan),
             },
             "cards": len(cards),
             "may_steer": self._may_steer(request),
@@ -118,7 +120,12 @@ class LivePage:
             messages.success(request, f"Projection {identity} {DONE[action]}.")
         return HttpResponseRedirect(reverse(f"{self._site.name}:scriba_live"))
 
+    def _name_site(self, request: HttpRequest) -> None:
+        """Links lead into this admin site, which need not be the default one."""
+        request.current_app = self._site.name
+
     def _question(self, request: HttpRequest, action: str, alias: str, identity: Identity) -> HttpResponse:
+        self._name_site(request)
         context = {
             "action": action,
             "alias": alias,

@@ -6,9 +6,11 @@ group, samples of one hour only. A database that is away is shown as such and do
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
@@ -26,7 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["Card", "Group", "Sheet", "read_sheets", "target_aliases"]
 
 HOUR_S: Final = 3600.0
-_URGENT: Final = {"halted": 0, "not running": 1}  #: what needs somebody comes first
+_URGENT: Final = {"halted": 0, "not running": 1}  #: what needs somebody comes first,
+_HELD_BACK: Final = 2  #: then what waits for something,
+_CALM: Final = 3  #: then the rest
+_EXCERPT: Final = re.compile(r"\s+LINE \d+: .*", re.DOTALL)
+_HOLDER: Final = re.compile(r"\bprocess (\d+)\b")  #: as sources name who holds them back
 MOST_GROUPS: Final = 50
 MOST_ENTRIES: Final = 15
 
@@ -43,6 +49,7 @@ class Card:
     wish_by: str = ""
     wish_reason: str = ""
     halt_cause: str = ""
+    halted_at: datetime | None = None
     owner: str = ""
     reason: str = ""
     watermark: int | None = None
@@ -67,6 +74,40 @@ class Card:
     @property
     def lag_events(self) -> int | None:
         return None if self.watermark is None or self.head is None else max(0, self.head - self.watermark)
+
+    @property
+    def lag_shown(self) -> str:
+        """How far behind, in words. Who is halted or gone does not look at the source: its last word is a lower bound."""
+        if self.lag_events is None:
+            return "\N{EN DASH}"
+        if self.is_at_work:
+            return f"{self.lag_events:,} behind" if self.lag_events else "caught up"
+        return f"\N{GREATER-THAN OR EQUAL TO} {self.lag_events:,} behind" if self.lag_events else "unknown"
+
+    @property
+    def cause_shown(self) -> str:
+        """The cause of the halt without the excerpt of SQL that PostgreSQL draws an arrow under: there is no line to see."""
+        return _EXCERPT.sub("", self.halt_cause)
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a live process looks at its source."""
+        return bool(self.owner) and self.status != Status.HALTED
+
+    @property
+    def holder(self) -> str:
+        """The database process that holds it back, where one is named."""
+        found = _HOLDER.search(self.reason)
+        return found[1] if found else ""
+
+    @property
+    def has_charts(self) -> bool:
+        """Whether there is something to draw, or will be soon."""
+        return bool(self.is_at_work or self.throughput.lines or self.lag.lines)
+
+    @property
+    def urgency(self) -> int:
+        return _URGENT.get(self.status, _HELD_BACK if self.reason else _CALM)
 
     @property
     def lag_words(self) -> str:
@@ -155,16 +196,16 @@ def _cards(alias: str) -> list[Card]:
     cards = [_card(alias, declared, *row) for row in _rows(alias, _STATES)]
     known = {Identity(card.name, card.version) for card in cards}
     cards += [Card(alias, *identity, str(Status.NOT_RUNNING), str(Wish.RUNNING)) for identity in declared - known]
-    return sorted(cards, key=lambda card: (card.is_orphan, _URGENT.get(card.status, 2), card.name, card.version))
+    return sorted(cards, key=lambda card: (card.is_orphan, card.urgency, card.name, card.version))
 
 
 def _card(alias: str, declared: set[Identity], name: str, version: int, *columns: Any) -> Card:
-    wish, by, why, cause, owner, is_live, status, reason, watermark, head, age_s, rate, *counters = columns
+    wish, by, why, cause, halted_at, owner, is_live, status, reason, watermark, head, age_s, rate, *counters = columns
     shown = status if is_live else Status.NOT_RUNNING
     lag_s = 0.0 if watermark is not None and head is not None and head <= watermark else age_s
     return Card(
-        alias, name, version, str(Status.HALTED if cause else shown), wish, by, why, cause,
-        owner=owner if is_live else "", reason=reason if is_live and not cause else "",
+        alias, name, version, str(Status.HALTED if cause else shown), wish, by, why, cause, halted_at,
+        owner=owner if is_live else "", reason=reason if is_live and not cause and wish == Wish.RUNNING else "",
         watermark=watermark, head=head if head is None or watermark is None else max(head, watermark),
         rate=rate if is_live else 0.0, lag_seconds=lag_s,
         counters=dict(zip(("applied", "skipped", "dead_lettered"), counters, strict=True)),
@@ -195,7 +236,7 @@ def _rows(alias: str, sql: str) -> list[tuple[Any, ...]]:
 
 
 _STATES: Final = """
-SELECT projection.projection_name, projection.projection_version, wish, wish_by, wish_reason, halt_cause,
+SELECT projection.projection_name, projection.projection_version, wish, wish_by, wish_reason, halt_cause, halted_at,
        COALESCE(owner, ''), COALESCE(owner <> '' AND lease_expires_at > clock_timestamp(), false),
        COALESCE(status, ''), COALESCE(reason, ''), watermark, head,
        EXTRACT(EPOCH FROM clock_timestamp() - watermark_at)::float8, COALESCE(rate, 0),

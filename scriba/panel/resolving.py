@@ -1,7 +1,7 @@
-"""Replay and discard in the admin: one letter, the selected ones, or all that a filter finds, asked for twice.
+"""Replay, discard and dry run in the admin: one letter, the selected ones, or all that a filter finds.
 
-What always holds: nothing happens before the question is answered with a POST that carries a token; only those who may
-change dead letters are asked; a letter that is resolved or wished already is left alone, and the summary says so.
+What always holds: nothing happens before a POST that carries a token, and replay and discard ask first; only those who
+may change dead letters are asked; a letter that is resolved or wished already is left alone, and the summary says so.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import PermissionDenied
+from django.db.models import Count, Max, Min
+from django.db.models.functions import Left
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -19,6 +21,7 @@ from django.utils.http import urlencode
 
 from scriba.bulk import UNRESOLVED, wish_all
 from scriba.panel.live import who
+from scriba.panel.rehearsing import dry_run
 
 if TYPE_CHECKING:
     from django.contrib.admin import ModelAdmin
@@ -30,6 +33,7 @@ __all__ = ["MAY_RESOLVE", "Resolver", "discard_selected", "groups_of", "replay_s
 
 MAY_RESOLVE: Final = "scriba.change_deadletter"
 MOST_GROUPS: Final = 20
+LONGEST_MESSAGE: Final = 300
 
 EXPLAINED: Final = {
     "replay": "Each event is handled again, in its own stream's order, by the process that runs its projection. What is "
@@ -58,7 +62,7 @@ def _act(model_admin: Any, request: HttpRequest, letters: QuerySet[DeadLetter], 
         return None
     hidden = [("action", f"{wish}_selected"), ("select_across", request.POST.get("select_across", "0"))]
     hidden += [(ACTION_CHECKBOX_NAME, pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME)]
-    return _question(model_admin, request, ordered, wish, hidden)
+    return _question(model_admin, request, ordered, wish, hidden, request.get_full_path())
 
 
 class Resolver:
@@ -72,6 +76,7 @@ class Resolver:
         return [
             path("<path:object_id>/replay/", wrap(self.replay), name="scriba_deadletter_replay"),
             path("<path:object_id>/discard/", wrap(self.discard), name="scriba_deadletter_discard"),
+            path("<path:object_id>/rehearse/", wrap(self.rehearse), name="scriba_deadletter_rehearse"),
         ]
 
     def replay(self, request: HttpRequest, object_id: str) -> HttpResponse:
@@ -80,38 +85,58 @@ class Resolver:
     def discard(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return self._resolve(request, object_id, "discard")
 
+    def rehearse(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Show whether it would pass now. Only a POST calls its handler."""
+        letters = self._asked_for(request, object_id)
+        if request.method != "POST":
+            return HttpResponseRedirect(self._letter_url(request, object_id))
+        return dry_run(self._model_admin, request, letters, ())
+
     def _resolve(self, request: HttpRequest, object_id: str, wish: str) -> HttpResponse:
+        letters = self._asked_for(request, object_id)
+        back = self._letter_url(request, object_id)
+        if request.method != "POST":
+            return _question(self._model_admin, request, letters, wish, [], back)
+        _wish(request, letters, wish)
+        return HttpResponseRedirect(back)
+
+    def _asked_for(self, request: HttpRequest, object_id: str) -> QuerySet[DeadLetter]:
         user: Any = request.user
         if not user.has_perm(MAY_RESOLVE):
             raise PermissionDenied
         letters = self._model_admin.get_queryset(request).filter(pk=object_id) if object_id.isdecimal() else None
         if letters is None or not letters.exists():
             raise Http404
-        if request.method != "POST":
-            return _question(self._model_admin, request, letters, wish, [])
-        _wish(request, letters, wish)
-        site = self._model_admin.admin_site.name
-        url = reverse(f"{site}:scriba_deadletter_change", args=[object_id])
+        return letters
+
+    def _letter_url(self, request: HttpRequest, object_id: str) -> str:
+        url = reverse(f"{self._model_admin.admin_site.name}:scriba_deadletter_change", args=[object_id])
         database = request.GET.get("database")
-        return HttpResponseRedirect(f"{url}?{urlencode({'database': database})}" if database else url)
+        return f"{url}?{urlencode({'database': database})}" if database else url
 
 
 def groups_of(letters: QuerySet[DeadLetter]) -> list[dict[str, Any]]:
     """Return the groups of equal failures among `letters`, the largest first, at most 20."""
-    from django.db.models import Count, Max, Min  # noqa: PLC0415 - one place only
-
     by = ("projection_name", "projection_version", "error_kind", "event_type", "fingerprint", "status")
     counted = letters.order_by().values(*by)
-    return list(
-        counted.annotate(letters=Count("pk"), first=Min("occurred_at"), last=Max("occurred_at")).order_by("-letters")[
-            :MOST_GROUPS
-        ]
+    summed = counted.annotate(
+        letters=Count("pk"),
+        first=Min("occurred_at"),
+        last=Max("occurred_at"),
+        message=Left(Max("error_message"), LONGEST_MESSAGE),  # of any of them: they are alike
     )
+    return list(summed.order_by("-letters", "-last")[:MOST_GROUPS])
 
 
-def _question(
-    model_admin: Any, request: HttpRequest, letters: QuerySet[DeadLetter], wish: str, hidden: list[tuple[str, Any]]
+def _question(  # noqa: PLR0913 - what the page needs
+    model_admin: Any,
+    request: HttpRequest,
+    letters: QuerySet[DeadLetter],
+    wish: str,
+    hidden: list[tuple[str, Any]],
+    back_url: str,
 ) -> HttpResponse:
+    request.current_app = model_admin.admin_site.name
     context = {
         **model_admin.admin_site.each_context(request),
         "title": f"{wish.capitalize()} {letters.count():,} dead letter{'' if letters.count() == 1 else 's'}?",
@@ -122,6 +147,8 @@ def _question(
         "groups": groups_of(letters),
         "resolved": letters.exclude(status__in=UNRESOLVED).count(),
         "hidden": hidden,
+        "back_url": back_url,
+        "allow_out_of_order": "allow_out_of_order" in request.POST,
     }
     return TemplateResponse(request, "scriba/resolve.html", context)
 

@@ -1,10 +1,14 @@
-"""Numbers as the live page shows them."""
+"""Numbers and times as Scriba's pages in the admin show them."""
 
 from __future__ import annotations
 
-from django import template
+from datetime import datetime
 
-__all__ = ["behind", "number", "rate"]
+from django import template
+from django.utils.formats import date_format
+from django.utils.timezone import is_aware, localtime
+
+__all__ = ["number", "period", "rate"]
 
 register = template.Library()
 
@@ -26,6 +30,10 @@ def rate(value: float) -> str:
 
 
 @register.filter
-def behind(value: int | None) -> str:
-    """Return a lag in events."""
-    return ABSENT if value is None else "caught up" if value == 0 else f"{value:,} behind"
+def period(first: datetime, last: datetime) -> str:
+    """Return two moments to the minute, without saying anything twice: one of them, or the second without its day."""
+    began, ended = (localtime(moment) if is_aware(moment) else moment for moment in (first, last))
+    since, until = date_format(began, "j M H:i"), date_format(ended, "j M H:i")
+    if since == until:
+        return since
+    return f"{since} {ABSENT} {date_format(ended, 'H:i') if began.date() == ended.date() else until}"

@@ -15,9 +15,9 @@ from django.core.management.base import CommandError
 from django.db.models import Count, Max, Min
 from django.utils.timezone import localtime
 
-from scriba.bulk import holders, waiting_behind
+from scriba.bulk import RESOLVED, holders, purge, waiting_behind
 from scriba.management.asking import confirm
-from scriba.management.base import MISUSED, ScribaCommand, count, seconds
+from scriba.management.base import MISUSED, ScribaCommand, count, operator, seconds
 from scriba.management.bulk import BulkWork, DryRun
 from scriba.management.letters import add_filters, age, chosen, is_narrowed
 from scriba.models import DeadLetter
@@ -155,13 +155,12 @@ class Command(ScribaCommand):
         BulkWork(self, options, total).run(found)
 
     def _purge(self, options: dict[str, Any]) -> None:
-        resolved = (DeadLetter.Status.REPLAYED, DeadLetter.Status.DISCARDED)
         before = datetime.now(UTC) - options["older_than"]
-        found = [letters.filter(resolved_at__lt=before) for letters in chosen(options, status=resolved)]
+        found = [letters.filter(resolved_at__lt=before) for letters in chosen(options, status=RESOLVED)]
         total = sum(letters.count() for letters in found)
         if total:
             confirm(self, f"{total:,} resolved dead letters are deleted.", interactive=options["interactive"])
-        deleted = sum(letters.order_by().delete()[0] for letters in found)
+        deleted = sum(sum(purge(letters, before=before, by=operator())) for letters in found)
         self.stdout.write(f"{deleted:,} resolved dead letters deleted.")
 
 

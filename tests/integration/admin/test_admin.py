@@ -92,7 +92,12 @@ def test_a_long_message_is_cut_in_the_list(admin_client: Client) -> None:
 @pytest.mark.parametrize(
     ("query", "found"),
     [
+        ({"status": "parked"}, {2}),
         ({"status__exact": "parked"}, {2}),
+        ({"status": "resolved"}, {9, 10}),
+        ({"status": "replayed"}, {9}),
+        ({"status": "all"}, set(range(1, 11))),
+        ({}, set(range(1, 9))),
         ({"projection_name": "totals"}, {3}),
         ({"projection_version": "2"}, {4}),
         ({"error_kind": "invalid_return"}, {5}),
@@ -103,7 +108,7 @@ def test_a_long_message_is_cut_in_the_list(admin_client: Client) -> None:
     ],
 )
 def test_letters_are_found(query: dict[str, str], found: set[int], admin_client: Client) -> None:
-    """By status, projection, version, kind and type; by event id and stream."""
+    """By status, projection, version, kind and type; by event id and stream. At first what is not resolved."""
     letter(1)
     letter(2, status="parked")
     letter(3, projection_name="totals")
@@ -112,6 +117,8 @@ def test_letters_are_found(query: dict[str, str], found: set[int], admin_client:
     letter(6, event_type="OrderShipped")
     letter(7)
     letter(8, stream_id="order-special")
+    letter(9, status="replayed")
+    letter(10, status="discarded")
 
     assert positions(page_of(admin_client, LIST, **query)) == found
 
@@ -135,6 +142,17 @@ def test_the_newest_letter_is_first(admin_client: Client) -> None:
     assert [int(re.findall(r" at (\d+) ", row)[0]) for row in rows(page_of(admin_client, LIST))] == [2, 1]
 
 
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [({}, "No event is given up on"), ({"error_kind": "KeyError"}, "Nothing matches these filters")],
+)
+def test_an_empty_list_says_whether_that_is_good(query: dict[str, str], said: str, admin_client: Client) -> None:
+    """Nothing failed, or nothing matches: two different things at night."""
+    letter(1, status="replayed")
+
+    assert said in page_of(admin_client, LIST, **query)
+
+
 def test_the_list_costs_the_same_for_one_and_for_fifty(
     admin_client: Client, django_assert_max_num_queries: Any
 ) -> None:
@@ -154,13 +172,42 @@ def test_payload_metadata_and_traceback_are_readable(admin_client: Client) -> No
     made = letter(note="failed again")
 
     page = page_of(admin_client, f"{LIST}{made.pk}/change/")
-    blocks = [unescape(block) for block in re.findall(r'<pre class="scriba-block">(.*?)</pre>', page, re.DOTALL)]
+    blocks = [unescape(block) for block in re.findall(r'<pre class="scriba-block[^"]*">(.*?)</pre>', page, re.DOTALL)]
 
     assert '{\n  "customer": "Åsa <script>alert(1)</script>"\n}' in blocks
     assert '{\n  "user": "eve"\n}' in blocks
     assert any(block.startswith("Traceback (most recent call last):\n  File") for block in blocks)
     assert "<script>alert(1)</script>" not in page
     assert "failed again" in page
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"status": "parked"}, "held behind an earlier letter"),
+        ({"wish": "replay", "wish_by": "ann", "allow_out_of_order": True}, "replay asked for by ann, -, also out of order"),
+        ({"status": "discarded", "resolved_by": "bob", "resolved_at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)},
+         "by bob, 2 Jan 2026, 03:04:05"),
+    ],
+)  # fmt: skip
+def test_what_became_of_a_letter_is_one_line(columns: dict[str, Any], said: str, admin_client: Client) -> None:
+    """Not nine fields of which eight are empty."""
+    made = letter(**columns)
+
+    assert said in page_of(admin_client, f"{LIST}{made.pk}/change/")
+
+
+def test_a_letter_leads_to_those_like_it(admin_client: Client) -> None:
+    """From one failure to its group in one step."""
+    made = letter(1, fingerprint="6f1c2d")
+    letter(2, fingerprint="6f1c2d")
+    letter(3, fingerprint="other")
+
+    link = unescape(
+        re.findall(r'href="([^"]+fingerprint=[^"]+)"', page_of(admin_client, f"{LIST}{made.pk}/change/"))[0]
+    )
+
+    assert positions(page_of(admin_client, link)) == {1, 2}
 
 
 def test_an_empty_letter_is_shown(admin_client: Client) -> None:

@@ -85,13 +85,14 @@ class Scene:
         self.rows(orders, watermark=1_482_113, head=1_482_113, rate=412.0, watermark_at=NOW)
         self.rows(
             one, watermark=1_482_090, head=1_482_113, rate=97.0, watermark_at=NOW - timedelta(seconds=4),
-            reason="waiting for process 2041 (nightly-import), idle in transaction, its transaction open 3 min 12 s: "
-            "INSERT INTO shop_event …",
+            reason="what is written behind position 1482090 waits for process 2041 of 'nightly-import', idle in transaction, "
+            "its transaction open for 192 s: INSERT INTO shop_event (stream_id, type, data) VALUES …",
         )  # fmt: skip
         self.rows(two, watermark=611_240, head=1_482_113, rate=3_870.0, watermark_at=NOW - timedelta(hours=7))
         self.rows(
             search, live=False, watermark=1_480_002, head=1_482_113, watermark_at=NOW - timedelta(minutes=31),
-            halt_cause='commit:42703 (undefined_column): column "boost" of relation "search_document" does not exist',
+            halt_cause='commit:42703 (undefined_column): column "boost" of relation "search_document" does not exist\n'
+            'LINE 1: INSERT INTO "search_document" ("id", "boost") VALUES …\n                                            ^',
             halt_label="commit:42703 (undefined_column)", halted_at=NOW,
         )  # fmt: skip
         self.rows(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
+from html import unescape
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
+from django.urls import clear_url_caches, path
 
 from scriba.exceptions import InvalidState, UnknownProjection
 from scriba.forgetting import forget, orphans
@@ -26,7 +29,7 @@ def posted(action: str, identity: Identity, **more: str) -> dict[str, str]:
 
 
 def text_of(page: str) -> str:
-    return " ".join(re.sub(r"<[^>]+>", " ", page).split())
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", page)).split())
 
 
 def with_permissions(client: Client, *names: str) -> Client:
@@ -43,11 +46,66 @@ def test_everything_is_on_the_page(scene: Scene, admin_client: Client) -> None:
     shown = text_of(admin_client.get(LIVE).content.decode())
 
     for text in (
-        "worker-2:4711:9f3c1a", "23 behind", "process 2041 (nightly-import), idle in transaction", "beside version 2",
-        "Halted. commit:42703", "Mend the cause, then stop and start it", "Paused by ann (admin): stock-taking until 06:00",
+        "worker-2:4711:9f3c1a", "23 behind", "waits for process 2041 of 'nightly-import'", "pg_terminate_backend(2041)",
+        "beside version 2", "does not exist Cure. Mend the cause, then stop and start it", "Paused by ann (admin): stock-taking until 06:00",
         "1,204 KeyError", "41 parked", "orphaned", "pause stock:1",
     ):  # fmt: skip
         assert text in shown, text
+
+
+def test_whoever_does_not_look_at_the_source_is_not_called_caught_up(scene: Scene, admin_client: Client) -> None:
+    """A halted projection knows of no newer event than its last look: its lag is a lower bound, or unknown."""
+    halted, gone, orphan = scene.declare("halted"), scene.declare("gone"), Identity("orphan", 1)
+    scene.rows(halted, watermark=100, head=100, halt_cause="no such column", halted_at=datetime.now(UTC))
+    scene.rows(gone, live=False, watermark=90, head=100)
+    scene.rows(orphan, live=False, watermark=0, head=5_000, owner="")
+
+    shown = text_of(admin_client.get(LIVE).content.decode())
+
+    assert "caught up" not in shown
+    assert "lag unknown" in shown
+    assert "head, last seen 100" in shown
+    assert f"lag {chr(0x2265)} 10 behind" in shown
+    assert "10 events behind" in shown, "what an orphan has not read is nobody's backlog"
+
+
+def test_what_needs_somebody_comes_first(scene: Scene, admin_client: Client) -> None:
+    """Halted, run by nobody, held back, all the others, and last what is not in the code any more."""
+    for name, columns in {
+        "a-calm": {}, "b-orphan": {"live": False, "owner": ""}, "c-held": {"reason": "waits for process 7"},
+        "d-gone": {"live": False}, "e-halted": {"halt_cause": "why"},
+    }.items():  # fmt: skip
+        scene.rows(Identity(name, 1) if "orphan" in name else scene.declare(name), **columns)
+
+    order = re.findall(r'data-projection="([^"]+):1"', admin_client.get(LIVE).content.decode())
+
+    assert order == ["e-halted", "d-gone", "c-held", "a-calm", "b-orphan"]
+
+
+def test_the_pages_lead_into_their_own_admin_site(scene: Scene, rf: Any, admin_user: Any) -> None:
+    """A project with an admin site of its own name has no site called "admin"."""
+    from django.contrib.admin import AdminSite
+
+    from scriba.admin import DeadLetterAdmin, ProjectionStateAdmin
+
+    scene.rows(scene.declare("orders"))
+    site = AdminSite("backoffice")
+    site.register(DeadLetter, DeadLetterAdmin)
+    site.register(ProjectionState, ProjectionStateAdmin)
+    request = rf.get("/")
+    request.user = admin_user
+    live = site.get_model_admin(ProjectionState).get_urls()[0].callback
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tests.urls.urlpatterns", [path("backoffice/", site.urls)])
+        clear_url_caches()
+        try:
+            page = live(request).render().content.decode()
+        finally:
+            patched.undo()
+            clear_url_caches()
+
+    assert 'data-url="/backoffice/scriba/projectionstate/live/now/"' in page
 
 
 def test_the_page_needs_nothing_that_a_strict_policy_forbids(scene: Scene, admin_client: Client) -> None:
