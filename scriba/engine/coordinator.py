@@ -345,7 +345,7 @@ class Coordinator:
 
     def _leave_when_done(self) -> None:
         term = self._term
-        if term is not None and term.is_caught_up and self._reporter.saved == term.watermark:
+        if term is not None and term.is_caught_up and self._reporter.has_saved(term):
             if not self._hand_out_wishes():  # a replay that somebody asked for is work, too
                 self.outcome = Outcome(0, "caught up")
         elif self._status is Status.HALTED:

@@ -116,13 +116,17 @@ class Reporter:
         if self._is_waited_for and self._announced != self._news(term, status):
             return ANNOUNCE_EVERY_S
         drained = term is not None and (term.in_flight == 0 or self._is_waited_for)
-        return WATERMARK_DRAINED_S if term is not None and drained and term.watermark != self.saved else None
+        return WATERMARK_DRAINED_S if term is not None and drained and not self.has_saved(term) else None
+
+    def has_saved(self, term: Term) -> bool:
+        """Say whether the tables know all that is settled; of a source that never had an event there is nothing to know."""
+        return term.watermark < 0 or term.watermark == self.saved
 
     def save_last(self, ledger: Ledger, lease: Lease, term: Term, status: Status, reason: str) -> None:
         """Everything this term will ever settle is settled: leave the exact watermark behind."""
-        watermark = term.watermark
-        if watermark < 0 or watermark == self.saved:
+        if self.has_saved(term):
             return
+        watermark = term.watermark
         ledger.save_watermark(lease, Progress(status, watermark, term.time_at(watermark), reason=reason))
         self.saved = watermark
 
@@ -130,7 +134,7 @@ class Reporter:
 
     def _save_watermark(self, ledger: Ledger, lease: Lease, term: Term, status: Status, reason: str) -> None:
         watermark, now = term.watermark, time.monotonic()
-        if watermark == self.saved or watermark < 0:
+        if self.has_saved(term):
             term.reader.saved_watermark = -1 if self.saved is None else self.saved
             return
         trails = term.in_flight and not self._is_waited_for

@@ -37,6 +37,16 @@ def test_everything_is_applied_and_the_watermark_reaches_the_head() -> None:
     assert conserved(target, 500)
 
 
+def test_a_source_without_any_event_is_caught_up_at_once() -> None:
+    """There is nothing to settle and no watermark to save: nothing to stay for."""
+    source, target, state = memory_world()
+    with Running(make_projection(insert_position, source, target), state, until_caught_up=True) as coordinator:
+        assert coordinator.ended.wait(10)
+
+    assert coordinator.outcome is not None
+    assert coordinator.outcome.code == 0
+
+
 @pytest.mark.case("A1", "A20")
 def test_a_slow_event_holds_the_watermark_until_it_is_settled() -> None:
     """Ten later events of other streams commit; the saved watermark never passes the slow one."""
