@@ -5,13 +5,16 @@ your read model, and tells you when something is wrong. Importing this module ne
 """
 
 from scriba.control import (
+    BulkResult,
     Info,
     dead_letters,
     discard,
+    discard_all,
     info,
     list_projections,
     pause,
     replay,
+    replay_all,
     reset,
     resume,
     start,
@@ -41,6 +44,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SERIAL",
+    "BulkResult",
     "ConfigurationError",
     "Delete",
     "Done",
@@ -66,11 +70,13 @@ __all__ = [
     "WaitTimeout",
     "dead_letters",
     "discard",
+    "discard_all",
     "info",
     "list_projections",
     "pause",
     "projection",
     "replay",
+    "replay_all",
     "reset",
     "resume",
     "start",

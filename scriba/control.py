@@ -8,38 +8,38 @@ transaction a wish takes effect when that commits.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from django.db import connections, transaction
+from django.db import connections
 
-from scriba.audit import AUDITED, record
-from scriba.exceptions import EventDeadLettered, InvalidState, ProjectionHalted, WaitTimeout
+from scriba.audit import AUDITED
+from scriba.exceptions import InvalidState, ProjectionHalted, WaitTimeout
 from scriba.info import Info, ListedProjection, State, alias_of, info, list_projections, read_state
-from scriba.protocols import Identity, Status, Wish
+from scriba.letter_wishes import BulkResult, dead_letters, discard, discard_all, replay, replay_all
+from scriba.protocols import Status, Wish
 from scriba.registry import find
 from scriba.resetting import Forgotten, reset
-from scriba.waiting import wait_for
+from scriba.waiting import is_so_within, refuse_to_wait_in_transaction, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from django.db.models import Model, QuerySet
-
     from scriba.engine.runner import RunningProjection
-    from scriba.models import DeadLetter
     from scriba.registry import Projection
 
 __all__ = [
+    "BulkResult",
     "Forgotten",
     "Info",
     "ListedProjection",
     "dead_letters",
     "discard",
+    "discard_all",
     "info",
     "list_projections",
     "pause",
     "replay",
+    "replay_all",
     "reset",
     "resume",
     "start",
@@ -47,8 +47,6 @@ __all__ = [
     "stop",
     "wait_for",
 ]
-
-LOOK_EVERY_S: Final = 0.05
 
 
 class Command(NamedTuple):
@@ -109,7 +107,7 @@ def _command(p: object, command: Command, by: str, reason: str, *, wait_s: float
     projection = find(p)
     alias = alias_of(projection)
     if wait_s is not None:
-        _refuse_to_wait_in_transaction(alias)
+        refuse_to_wait_in_transaction(alias)
     if not _change_wish(projection, alias, command, by, reason):
         _refuse(projection, command, read_state(projection.identity, alias))
     if wait_s is not None:
@@ -156,7 +154,7 @@ def _wait_until_followed(projection: Projection, alias: str, command: Command, t
             raise ProjectionHalted(msg)
         return command.followed(state)
 
-    if not _poll(is_followed, timeout):
+    if not is_so_within(is_followed, timeout):
         state = read_state(projection.identity, alias)
         shown = f"{state.owner} shows it {state.status}" if state.is_live else "no process runs it"
         msg = (
@@ -166,155 +164,7 @@ def _wait_until_followed(projection: Projection, alias: str, command: Command, t
         raise WaitTimeout(msg, reached=state.watermark)
 
 
-# --- dead letters -----------------------------------------------------------------------------------------------
-
-
-def dead_letters(p: object, **filters: Any) -> QuerySet[DeadLetter]:
-    """Return the dead letters of `p` as a queryset, ordered by position; `filters` are field lookups.
-
-    ``dead_letters(orders, status="open", error_kind__startswith="commit:")``. Raises
-    :class:`~scriba.exceptions.UnknownProjection`.
-    """
-    from scriba.models import DeadLetter  # noqa: PLC0415 - needs the app registry
-
-    projection = find(p)
-    letters = DeadLetter.objects.using(alias_of(projection)).order_by("partition", "position")
-    return letters.filter(projection_name=projection.name, projection_version=projection.version, **filters)
-
-
-def replay(
-    letter: DeadLetter, *, allow_out_of_order: bool = False, by: str = "", wait: bool = False, timeout: float = 10.0
-) -> DeadLetter:
-    """Wish that the letter's event be handled again; return the letter as it is then.
-
-    The owner's lane does it, between two of its batches, through the same handler. An event whose stream has moved on
-    is not applied late unless `allow_out_of_order`. With `wait` it returns when the letter is resolved.
-
-    Raises :class:`~scriba.exceptions.InvalidState` when the letter is resolved, waits for another wish, or would be
-    applied out of order; with `wait` :class:`~scriba.exceptions.EventDeadLettered` when the replay failed again, and
-    :class:`~scriba.exceptions.WaitTimeout`.
-    """
-    if not allow_out_of_order:
-        _refuse_late(letter)
-    _refuse_parked(letter)
-    return _resolve(letter, "replay", by, timeout if wait else None, allow_out_of_order=allow_out_of_order)
-
-
-def discard(letter: DeadLetter, *, by: str = "", wait: bool = False, timeout: float = 10.0) -> DeadLetter:
-    """Wish that the letter be given up for good; the events parked behind it are released. See :func:`replay`."""
-    return _resolve(letter, "discard", by, timeout if wait else None)
-
-
-def _refuse_late(letter: DeadLetter) -> None:
-    """Say at once what the owner, which decides, would say later."""
-    from scriba.models import Position  # noqa: PLC0415 - needs the app registry
-
-    later = Position.objects.using(_alias(letter)).filter(
-        projection_name=letter.projection_name,
-        projection_version=letter.projection_version,
-        stream_id=letter.stream_id,
-        applied_position__gt=letter.position,
-    )
-    applied = later.values_list("applied_position", flat=True).first()
-    if applied is not None:
-        msg = (
-            f"{letter} cannot be replayed in order: {letter.stream_id!r} has moved on, its event at position {applied} is "
-            "applied. If the handler does not mind, replay with allow_out_of_order; else discard it."
-        )
-        raise InvalidState("out of order", msg)
-
-
-def _refuse_parked(letter: DeadLetter) -> None:
-    """A parked event comes after what it waits for; the replay of that one releases it."""
-    if letter.status != letter.Status.PARKED:
-        return
-    earlier = (
-        type(letter)
-        .objects.using(_alias(letter))
-        .filter(
-            projection_name=letter.projection_name,
-            projection_version=letter.projection_version,
-            partition=letter.partition,
-            stream_id=letter.stream_id,
-            position__lt=letter.position,
-            status__in=(letter.Status.OPEN, letter.Status.PARKED),
-        )
-    )
-    head = earlier.order_by("position").values_list("pk", flat=True).first()
-    if head is not None:
-        msg = (
-            f"{letter} is parked behind letter {head}: replay (or discard) that one, and this one is released in order."
-        )
-        raise InvalidState("parked", msg)
-
-
-def _resolve(
-    letter: DeadLetter, wish: str, by: str, wait_s: float | None, *, allow_out_of_order: bool = False
-) -> DeadLetter:
-    from django.db.models.functions import Now  # noqa: PLC0415 - models need settings
-
-    alias = _alias(letter)
-    if wait_s is not None:
-        _refuse_to_wait_in_transaction(alias)
-    letters = type(letter).objects.using(alias)
-    unresolved = letters.filter(pk=letter.pk, status__in=(letter.Status.OPEN, letter.Status.PARKED), wish="")
-    with transaction.atomic(using=alias):
-        wished = unresolved.update(wish=wish, wish_by=by, wished_at=Now(), allow_out_of_order=allow_out_of_order)
-        if wished:
-            _note(letter, wish, by, alias)
-    letter.refresh_from_db(using=alias)
-    if not wished:
-        state = f"waiting for its {letter.wish}" if letter.wish else letter.status
-        msg = f"cannot {wish} {letter}: it is {state}; possible while it is open or parked and nothing is wished of it."
-        raise InvalidState(state, msg)
-    if wait_s is not None:
-        _wait_until_resolved(letter, wish, alias, wait_s)
-    return letter
-
-
-def _note(letter: DeadLetter, wish: str, by: str, alias: str) -> None:
-    """Write who wished it into the records; the owner is told by the same commit."""
-    identity = Identity(letter.projection_name, letter.projection_version)
-    with connections[alias].cursor() as cursor:
-        detail = f"letter {letter.pk}, position {letter.position}: {letter.error_kind}"
-        record(cursor, identity, wish, by=by, detail=detail)
-        cursor.execute("SELECT pg_notify('scriba_wish', %s)", [str(identity)])
-
-
-def _wait_until_resolved(letter: DeadLetter, wish: str, alias: str, timeout: float) -> None:
-    def is_carried_out() -> bool:
-        letter.refresh_from_db(using=alias)
-        return not letter.wish
-
-    if not _poll(is_carried_out, timeout):
-        msg = f"nobody has carried out the {wish} of {letter} within {timeout:g} s. The wish stays."
-        raise WaitTimeout(msg, position=letter.position)
-    if letter.status not in {letter.Status.REPLAYED, letter.Status.DISCARDED}:
-        msg = f"the {wish} of {letter} came to nothing: {letter.note or letter.error_message}"
-        raise EventDeadLettered(msg, letter_id=letter.pk)
-
-
 # --- helpers ----------------------------------------------------------------------------------------------------
-
-
-def _alias(row: Model) -> str:
-    return row._state.db or "default"
-
-
-def _refuse_to_wait_in_transaction(alias: str) -> None:
-    if connections[alias].in_atomic_block:
-        msg = "wait=True inside a transaction waits in vain: nobody sees the wish before the transaction has committed."
-        raise transaction.TransactionManagementError(msg)
-
-
-def _poll(is_so: Callable[[], bool], timeout: float) -> bool:
-    deadline = time.monotonic() + timeout
-    while not is_so():
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            return False
-        time.sleep(min(LOOK_EVERY_S, left_s))  # noqa: TID251 - the caller waits in its own thread
-    return True
 
 
 def _is_at_rest(state: State) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from django.db import connections
+from django.db import connections, transaction
 
 from scriba.event import ordering_key_in
 from scriba.exceptions import ConfigurationError, EventDeadLettered, ProjectionHalted, WaitTimeout
@@ -28,14 +28,17 @@ from scriba.protocols import Shard
 from scriba.registry import find
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from scriba.protocols import Subscription
     from scriba.registry import Projection
 
-__all__ = ["wait_for"]
+__all__ = ["is_so_within", "refuse_to_wait_in_transaction", "wait_for"]
 
 FIRST_STEP_S: Final = 0.01
 LONGEST_STEP_S: Final = 0.1  #: while no announcement has come: perhaps none can
 LONGEST_HEARD_STEP_S: Final = 1.0  #: once one has
+LOOK_EVERY_S: Final = 0.05  #: after a command, whether it is followed
 TELL_EVERY_S: Final = 1.0
 WAYS: Final = frozenset(
     map(frozenset, ({"position"}, {"position", "stream_id"}, {"event_id"}, {"stream_id", "stream_version"}))
@@ -204,6 +207,24 @@ class _Wait:
             + (problem or f"It is {state.status}, its watermark is {state.watermark}. {state.reason}")
         )  # fmt: skip
         return WaitTimeout(msg.strip(), position=place.position if place else None, reached=state.watermark)
+
+
+def refuse_to_wait_in_transaction(alias: str) -> None:
+    """Raise where nothing that is wished could be seen, and so be followed, before the end of the transaction."""
+    if connections[alias].in_atomic_block:
+        msg = "wait=True inside a transaction waits in vain: nobody sees the wish before the transaction has committed."
+        raise transaction.TransactionManagementError(msg)
+
+
+def is_so_within(is_so: Callable[[], bool], timeout: float) -> bool:
+    """Look again and again until `is_so`; False when it was not within `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not is_so():
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        time.sleep(min(LOOK_EVERY_S, left_s))  # noqa: TID251 - the caller waits in its own thread
+    return True
 
 
 _LOOK: Final = """

@@ -11,6 +11,7 @@ from django.db.models import F, Model, Q, QuerySet
 
 from scriba import (
     SERIAL,
+    BulkResult,
     ConfigurationError,
     Delete,
     Done,
@@ -35,11 +36,13 @@ from scriba import (
     WaitTimeout,
     dead_letters,
     discard,
+    discard_all,
     info,
     list_projections,
     pause,
     projection,
     replay,
+    replay_all,
     reset,
     resume,
     start,
@@ -138,6 +141,10 @@ def operate() -> None:
     for letter in letters:
         replay(letter, allow_out_of_order=True)
         discard(letter, by="me")
+    result = replay_all(letters, by="me", on_progress=lambda so_far: print(len(so_far.wished)))
+    assert_type(result, BulkResult)
+    assert_type(result.refused, list[int])
+    discard_all(letters.filter(pk__in=result.refused), by="me")
 
     assert_type(wait_for(orders, position=7, timeout=1.0), int)
     with start_projection(orders, parallelism=32) as handle:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.db import connections
 
+import scriba
 from scriba import bulk
 from scriba.bulk import holders, waiting_behind, wish_all
 from scriba.models import Audit, DeadLetter, Position
@@ -36,6 +37,31 @@ def test_all_are_wished_in_chunks_with_one_entry_in_the_records(world: World, mo
     assert [chunk.wished for chunk in chunks] == [[made[0].pk, made[1].pk], [made[2].pk, made[3].pk], [made[4].pk]]
     assert set(of(world).values_list("wish", "wish_by")) == {("replay", "ann")}
     assert [entry.detail for entry in Audit.objects.filter(projection_name=world.name)] == ["5 letters"]
+
+
+def test_the_public_functions_say_what_became_of_each_letter(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All letters of a queryset, with the result so far after each chunk; nothing is refused with an exception."""
+    monkeypatch.setattr(bulk, "AT_ONCE", 2)
+    made = letters(world, 1, 2, 3)
+    (parked,) = letters(world, 4, stream_id="s1", status="parked")
+    (late,) = letters(world, 5)
+    Position.objects.create(
+        projection_name=world.name, projection_version=1, stream_id="s5", position=9, applied_position=9
+    )
+    progress: list[int] = []
+
+    result = scriba.replay_all(
+        scriba.dead_letters(world.projection()),
+        by="ann",
+        on_progress=lambda so_far: progress.append(len(so_far.wished)),
+    )
+
+    assert result == ([letter.pk for letter in made], [parked.pk], [late.pk])
+    assert progress == [2, 3, 3]
+    assert set(of(world).exclude(wish="").values_list("wish", "wish_by")) == {("replay", "ann")}
+    assert scriba.replay_all(of(world).filter(pk=late.pk), allow_out_of_order=True).wished == [late.pk]
+    assert scriba.discard_all(of(world).filter(pk=parked.pk), by="bob").wished == [parked.pk]
+    assert scriba.discard_all(of(world)).refused == [letter.pk for letter in (*made, parked, late)]
 
 
 def test_an_interruption_leaves_whole_chunks_and_repeating_does_the_rest(
