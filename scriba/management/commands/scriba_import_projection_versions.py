@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
 from django.core.management.base import CommandError
-from django.db import DEFAULT_DB_ALIAS, transaction
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.db.models.functions import Now
 
+from scriba.audit import record
 from scriba.info import alias_of
-from scriba.management.base import FAILED, MISUSED, ScribaCommand, select
+from scriba.management.base import FAILED, MISUSED, ScribaCommand, operator, select
 from scriba.protocols import Identity
 from scriba.registry import all_projections
 from scriba.sources.commanded import CommandedSource
@@ -98,7 +99,7 @@ class Command(ScribaCommand):
         if finding.holder and not options["force"]:
             msg = f"the old projector still runs: {finding.holder}. Stop it, and look again: its number may have moved."
             raise CommandError(msg, returncode=FAILED)
-        _write(projection, finding.start)
+        _write(projection, finding.start, name)
         self.stdout.write(f"{projection.identity} begins after {finding.start}, where {name!r} stopped.")
 
 
@@ -135,8 +136,8 @@ def _judged(projectors: Sequence[Any], source: CommandedSource | None) -> list[F
     return [judge(projector, store) for projector in projectors]
 
 
-def _write(projection: Projection, number: int) -> None:
-    """Write floor and watermark of a projection that never ran, in one transaction."""
+def _write(projection: Projection, number: int, projector: str) -> None:
+    """Write floor and watermark of a projection that never ran, and the entry in the records, in one transaction."""
     from scriba.models import Position, ProjectionState, Segment  # noqa: PLC0415 - needs the app registry
 
     alias = alias_of(projection)
@@ -158,3 +159,6 @@ def _write(projection: Projection, number: int) -> None:
             raise CommandError(msg, returncode=FAILED)
         ProjectionState.objects.using(alias).filter(pk=state.pk).update(floor=number)
         locked.update(watermark=number)
+        with connections[alias].cursor() as cursor:
+            detail = f"begins after {number}, where {projector!r} stopped"
+            record(cursor, projection.identity, "import", by=operator(), detail=detail)

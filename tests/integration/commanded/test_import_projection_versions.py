@@ -9,7 +9,8 @@ import psycopg
 import pytest
 from django.core.management import CommandError, call_command
 
-from scriba.models import Position, Segment
+from scriba.management.base import operator
+from scriba.models import Audit, Position, Segment
 from scriba.registry import _remember, forget
 from scriba.sources import commanded_checkpoint
 from scriba.testing import MemorySource
@@ -148,6 +149,10 @@ def test_the_window_between_both_numbers_is_applied_once(
     assert world.applied() == list(range(first, 26))
     assert world.state.floor == 15
     assert world.segment.watermark == 25
+    (entry,) = Audit.objects.filter(projection_name=world.name)
+    assert (entry.action, entry.actor, entry.detail) == (
+        "import", operator(), f"begins after 15, where '{NAME}' stopped",
+    )  # fmt: skip
     assert store.subscription(NAME)[1] == (last_seen if checkpoint == "own" else 25)
 
 

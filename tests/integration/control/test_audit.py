@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
+from django.conf import settings
 from django.db import transaction
+from django.test import override_settings
 
 import scriba
 from scriba.audit import history
@@ -80,6 +84,40 @@ def test_a_reset_says_what_it_removed(world: World) -> None:
         Audit.objects.get(projection_name=world.name, action="reset").detail
         == "2 cursors forgotten, 0 dead letters discarded"
     )
+
+
+# --- how long ---------------------------------------------------------------------------------------------------------
+
+
+def test_old_records_are_forgotten_and_so_are_too_many(world: World, owner: Owner) -> None:
+    """By an owner, now and then: what is too old, of orphans too; and all but the newest of its own projection."""
+    year_ago = datetime.now(UTC) - timedelta(days=366)
+    for number in range(5):
+        Audit.objects.create(projection_name=world.name, projection_version=1, action=f"{number}")
+        Audit.objects.create(projection_name="another", projection_version=1, action=f"{number}")
+    for name in (world.name, "another"):
+        Audit.objects.create(projection_name=name, projection_version=1, action="old", happened_at=year_ago)
+
+    with override_settings(SCRIBA={**settings.SCRIBA, "audit_most": 3}):
+        owner.ledger.sample(owner.lease, Progress(Status.RUNNING, 1))
+
+    kept = Audit.objects.order_by("id").values_list("projection_name", "action")
+    assert [action for name, action in kept if name == world.name] == ["2", "3", "4"]
+    assert [action for name, action in kept if name == "another"] == ["0", "1", "2", "3", "4"]
+
+
+def test_records_are_not_counted_with_every_sample(world: World, owner: Owner) -> None:
+    """Once an hour is enough; and one who owns nothing any more forgets nothing."""
+    ancient = datetime(2000, 1, 1, tzinfo=UTC)
+
+    def forgets(lease: Lease) -> bool:
+        entry = Audit.objects.create(projection_name=world.name, projection_version=1, action="x", happened_at=ancient)
+        owner.ledger.sample(lease, Progress(Status.RUNNING, 1))
+        return not Audit.objects.filter(pk=entry.pk).exists()
+
+    assert not forgets(owner.lease._replace(epoch=owner.lease.epoch - 1))
+    assert forgets(owner.lease)
+    assert not forgets(owner.lease)
 
 
 # --- parked letters -----------------------------------------------------------------------------------------------
