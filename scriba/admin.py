@@ -277,17 +277,19 @@ class DeadLetterAdmin(ReadOnlyAdmin):
 
 @admin.register(ProjectionState)
 class ProjectionStateAdmin(ReadOnlyAdmin):
+    """What is wished and recorded; how projections *are* is on the live page."""
+
     list_display = ("projection", "state", "wished", "halt")
     list_display_links = ("projection",)
     list_filter = (DatabaseFilter, "wish", ("halt_label", admin.AllValuesFieldListFilter))
     search_fields = ("projection_name",)
     ordering = ("projection_name", "projection_version")
     change_list_template = "admin/scriba/projectionstate/change_list.html"
-    readonly_fields = ("cause", "state")
+    change_form_template = "admin/scriba/projectionstate/change_form.html"
+    readonly_fields = ("cause", "state", "wished", "halt", "first_seen")
     fieldsets = (
-        (None, {"fields": (("projection_name", "projection_version"), "created_at")}),
-        ("What is wished", {"fields": (("state", "wish_by", "wished_at"), "wish_reason")}),
-        ("Halt", {"fields": (("halt_label", "halted_at"), "cause")}),
+        (None, {"fields": ("state", "wished", "wish_reason", "first_seen")}),
+        ("Halt", {"fields": ("halt", "cause")}),
         (
             "Recorded",
             {
@@ -300,17 +302,24 @@ class ProjectionStateAdmin(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         return [*LivePage(self).urls(), *super().get_urls()]
 
-    @admin.display(description="wish", ordering="wish")
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        return super().changelist_view(request, {"title": "Projections", **(extra_context or {})})
+
+    @admin.display(description="should be", ordering="wish")
     def state(self, projection: ProjectionState) -> SafeString:
         if not projection.halt_cause:
-            return _badge(projection.wish)
-        return format_html("{} {}", _badge(projection.wish), _badge("halted"))
+            return format_html("{}", projection.wish)
+        return format_html("{} {}", projection.wish, _badge("halted"))
 
     @admin.display(description="projection", ordering="projection_name")
     def projection(self, projection: ProjectionState) -> str:
         return str(projection)
 
-    @admin.display(description="wished", ordering="wished_at")
+    @admin.display(description="first started")
+    def first_seen(self, projection: ProjectionState) -> str:
+        return _moment(projection.created_at)
+
+    @admin.display(description="since", ordering="wished_at")
     def wished(self, projection: ProjectionState) -> str:
         by = f" by {projection.wish_by}" if projection.wish_by else ""
         return f"{_moment(projection.wished_at)}{by}"

@@ -123,6 +123,17 @@ def test_letters_are_found(query: dict[str, str], found: set[int], admin_client:
     assert positions(page_of(admin_client, LIST, **query)) == found
 
 
+def test_letters_are_counted_by_status(admin_client: Client) -> None:
+    """"Show counts" of the admin, on the filter of our own."""
+    letter(1)
+    letter(2, status="replayed")
+
+    page = page_of(admin_client, LIST, _facets="True")
+
+    assert "replayed or discarded (1)" in page
+    assert "all (2)" in page
+
+
 def test_letters_are_found_by_date(admin_client: Client) -> None:
     """The date filter of the admin narrows by when the letter was written."""
     now = datetime.now(UTC)
