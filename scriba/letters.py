@@ -3,7 +3,7 @@
 What always holds: any event with any error can be stored (texts are cleaned and bounded, payloads encoded and cut with
 a mark, a ``redact`` that raises hides everything); there is one row per (projection, partition, position), and failing
 again reopens it; when a letter ends, the first one parked behind it inherits the wish *replay* in the same statement's
-transaction. Must not decide anything: whether an event is given up on, and in which order, is the engine's business.
+transaction, unless it waits for another one, too. Must not decide anything: whether an event is given up on, and in which order, is the engine's business.
 """
 
 from __future__ import annotations
@@ -179,14 +179,14 @@ class _Unrestorable:
 
 
 def _letter(row: Sequence[Any]) -> StoredLetter:
-    letter, position, partition, key, event_id, event_type, occurred_at, status, attempts, *payload = row
+    letter, position, partition, key, event_id, event_type, occurred_at, status, attempts, behind, *payload = row
     data, metadata = (json.loads(text) if text is not None else None for text in payload)
     event = Event(position, key, event_type, event_id, occurred_at=occurred_at, partition=partition)
     try:
         event = event._replace(raw=decode(data), raw_metadata=decode(metadata))
     except Exception as error:  # noqa: BLE001 - cut, only described, or written by somebody else
         event = event._replace(codec=_Unrestorable(str(error), (data, metadata)))
-    return StoredLetter(letter, event, key, status, attempts)
+    return StoredLetter(letter, event, key, status, attempts, behind)
 
 
 def _named(identity: Identity) -> dict[str, Any]:
@@ -229,6 +229,14 @@ SET status = %(status)s, wish = '', wish_by = '', wished_at = NULL, allow_out_of
 WHERE id = %(letter)s AND {_OURS}
 """
 
+#: What a letter waits for: the first unresolved one of its key in front of it.
+_EARLIER: Final = """
+  SELECT earlier.id FROM scriba_dead_letters AS earlier
+  WHERE earlier.projection_name = {letter}.projection_name AND earlier.projection_version = {letter}.projection_version
+    AND earlier.stream_id = {letter}.stream_id AND earlier.partition = {letter}.partition
+    AND earlier.position < {letter}.position AND earlier.status IN ('open', 'parked')
+  ORDER BY earlier.position LIMIT 1"""
+
 _HAND_ON: Final = f"""
 UPDATE scriba_dead_letters AS next
 SET wish = 'replay', wish_by = %(by)s, wished_at = now()
@@ -238,6 +246,7 @@ WHERE ended.id = %(letter)s AND next.wish = '' AND next.id = (
   WHERE {_OURS} AND status = 'parked'
     AND stream_id = ended.stream_id AND partition = ended.partition AND position > ended.position
   ORDER BY position LIMIT 1)
+  AND NOT EXISTS ({_EARLIER.format(letter="next")})
 """
 
 _HELD: Final = f"""
@@ -248,13 +257,13 @@ WHERE {_OURS} AND {_UNRESOLVED} AND stream_id = ANY(%(keys)s::text[])
 #: JSON as text: what parses it must not depend on how this connection was set up.
 _COLUMNS: Final = (
     "id, position, partition, stream_id, event_id, event_type, event_occurred_at, status, attempts, "
-    "event_data::text, event_metadata::text"
+    f"({_EARLIER.format(letter='letter')}) AS behind, event_data::text, event_metadata::text"
 )
 _FIND: Final = f"""
-SELECT {_COLUMNS} FROM scriba_dead_letters WHERE id = %(letter)s AND {_OURS} AND {_UNRESOLVED} FOR UPDATE
+SELECT {_COLUMNS} FROM scriba_dead_letters AS letter WHERE id = %(letter)s AND {_OURS} AND {_UNRESOLVED} FOR UPDATE
 """
 _NEXT_PARKED: Final = f"""
-SELECT {_COLUMNS} FROM scriba_dead_letters
+SELECT {_COLUMNS} FROM scriba_dead_letters AS letter
 WHERE {_OURS} AND status = 'parked' AND stream_id = %(key)s AND partition = %(partition)s AND position > %(after)s
 ORDER BY position LIMIT 1
 """

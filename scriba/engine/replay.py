@@ -1,7 +1,9 @@
 """Replays and discards: what an operator wishes of a dead letter, carried out by the key's own lane.
 
 In lane order, under the fence, between two batches: done anywhere else it would race with the live lane, and an event
-could be stranded as parked behind no letter, or applied after a later one. A replay never touches the live cursor
+could be stranded as parked behind no letter, or applied after a later one. The order is kept here, whoever wrote the
+wish: a parked event is never applied before the one that it waits for, and none after a later one of its key unless
+the wish allows it. A replay never touches the live cursor
 nor the lane's counters; the letter's status changes in the transaction of the rows it wrote.
 
 Under ``on_failure="park"`` the end of a letter hands its wish to the first one parked behind it, in one transaction,
@@ -78,8 +80,8 @@ class Replayer:
                 stored = batch.letter(letter)
                 if stored is None:
                     return False
-                if not wish.allow_out_of_order and batch.applied_beyond(stored.key, stored.event.position):
-                    batch.resolve(Resolution(stored.id, stored.status, wish.by, note=OUT_OF_ORDER))
+                if refusal := _refusal(batch, stored, wish):
+                    batch.resolve(Resolution(stored.id, stored.status, wish.by, note=refusal))
                     return False
                 item = found or Routed(restored(stored, subscription), stored.key)
                 applied = self._apply(batch, item)
@@ -140,7 +142,7 @@ class Replayer:
         after = wish.event_position
         for _ in range(RELEASED_AT_ONCE):
             parked = self._writer.next_parked(wish.key, wish.partition, after)
-            if parked is None:
+            if parked is None or parked.behind is not None:  # one was discarded out of the middle
                 return
             event = subscription.read(parked.event.position, wish.partition)
             found = Routed(event, parked.key) if event else None
@@ -165,6 +167,16 @@ def restored(stored: StoredLetter, subscription: Subscription) -> Event:
     return stored.event if stored.event.codec is not None else subscription.restore(stored.event)
 
 
+def _refusal(batch: Batch, stored: StoredLetter, wish: LetterWish) -> str:
+    """Return why the letter's event may not be applied now, whoever asked for it; empty when it may."""
+    if stored.status == "parked" and stored.behind is not None:
+        return PARKED_BEHIND.format(letter=stored.behind)
+    if not wish.allow_out_of_order and batch.applied_beyond(stored.key, stored.event.position):
+        return OUT_OF_ORDER
+    return ""
+
+
+PARKED_BEHIND: Final = "refused: parked behind letter {letter}, whose replay or discard releases it in order"
 OUT_OF_ORDER: Final = (
     "refused: a later event of the same key has been applied already; replay with allow_out_of_order=True if the "
     "handler does not depend on the order"

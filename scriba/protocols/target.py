@@ -95,13 +95,17 @@ class Letter(NamedTuple):
 
 
 class StoredLetter(NamedTuple):
-    """A dead letter as it is stored. `event` is eager: its data and metadata are the stored ones."""
+    """A dead letter as it is stored. `event` is eager: its data and metadata are the stored ones.
+
+    `behind`: the first letter of the key before it that is unresolved, if there is one.
+    """
 
     id: int
     event: Event
     key: str
     status: str
     attempts: int
+    behind: int | None = None
 
 
 class LetterWish(NamedTuple):

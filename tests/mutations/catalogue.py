@@ -104,6 +104,13 @@ MUTATIONS = [
         "tests/integration/engine/test_end_to_end.py::test_a_column_that_is_never_filled_halts_and_dead_letters_nothing",
     ),
     Mutation(
+        "the order of parked events in a replay",
+        "scriba/engine/replay.py",
+        'if stored.status == "parked" and stored.behind is not None:',
+        'if stored.status == "parked" and stored.behind == -1:',
+        "tests/unit/engine/test_replay.py::test_a_parked_event_is_not_applied_before_the_one_it_waits_for",
+    ),
+    Mutation(
         "order before a ceiling is passed",
         "scriba/engine/reader.py",
         "        if not ledger.raise_ceiling(self._lease, ceiling):\n            raise FenceLost\n",

@@ -88,7 +88,9 @@ class MemoryTarget:
         letter = self.letters.get(position)
         if letter is None or letter.status not in {"open", "parked"}:
             return None
-        return StoredLetter(position, letter.event, letter.key, letter.status, letter.attempts)
+        unresolved = (at for at, other in sorted(self.letters.items()) if other.status in {"open", "parked"})
+        behind = next((at for at in unresolved if at < position and self.letters[at].key == letter.key), None)
+        return StoredLetter(position, letter.event, letter.key, letter.status, letter.attempts, behind)
 
     def next_parked(self, key: str, after: int) -> StoredLetter | None:
         parked = (at for at, letter in sorted(self.letters.items()) if (letter.key, letter.status) == (key, "parked"))
@@ -211,5 +213,5 @@ class MemoryBatch:
             key, position = done.applied.key, done.applied.last
             target.applied[key] = max(target.applied.get(key, -1), position)
         following = target.next_parked(old.key, done.letter)
-        if done.status in {"replayed", "discarded"} and following is not None:
+        if done.status in {"replayed", "discarded"} and following is not None and following.behind is None:
             target.wishes[following.id] = LetterWish(following.id, following.id, "", old.key, "replay", done.by)

@@ -14,6 +14,7 @@ from scriba.exceptions import EventDeadLettered, InvalidState, WaitTimeout
 from scriba.models import DeadLetter, Position
 from scriba.results import Insert
 from tests.support.processes import database_url
+from tests.support.waiting import wait_until
 from tests.support.world import World
 from tests.testapp.models import Applied
 
@@ -174,6 +175,32 @@ def test_a_replay_that_fails_again_says_so_and_one_that_succeeds_resolves_the_le
 
     assert world.applied() == [position]
     assert world.letters()[0].resolved_by == "ann"
+
+
+@pytest.mark.case("B14", "B15")
+def test_the_owner_keeps_the_order_of_parked_events_whoever_wrote_the_wish(world: World) -> None:
+    """By hand, past every function that would have refused it: the row's wish is refused, and says why."""
+    handler = Flaky(world)
+    projection = world.projection(handler, on_failure="park")
+    positions = [*world.append("a", bad=True), *world.append("a", "a")]
+    with world.running(projection):
+        wait_until(lambda: len(world.letters()) == 3, what="one open, two parked")
+        handler.is_mended = True
+        head, first, second = world.letters()
+        DeadLetter.objects.filter(pk=second.pk).update(wish="replay", allow_out_of_order=True)
+        DeadLetter.objects.filter(pk=first.pk).update(wish="discard")
+        wait_until(lambda: {letter.wish for letter in world.letters()} == {""}, what="both wishes")
+        assert (
+            world.letters(pk=second.pk)[0].note
+            == f"refused: parked behind letter {head.pk}, whose replay or discard releases it in order"
+        )
+        assert world.applied() == []
+
+        scriba.replay(head, wait=True)
+        world.wait_applied(2)
+
+    assert world.applied() == [positions[0], positions[2]]
+    assert [letter.status for letter in world.letters()] == ["replayed", "discarded", "replayed"]
 
 
 def test_a_discard_is_carried_out_by_the_owner(world: World) -> None:

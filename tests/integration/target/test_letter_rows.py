@@ -293,7 +293,7 @@ def test_an_unresolved_letter_comes_back_with_what_its_source_had_stored(desk: D
     found = stored(desk, only(desk).pk)
 
     assert found is not None
-    assert found == (only(desk).pk, Event(4, "s", "Happened", "id-4", data, {"m": 1}, at), "s", "open", 2)
+    assert found == (only(desk).pk, Event(4, "s", "Happened", "id-4", data, {"m": 1}, at), "s", "open", 2, None)
 
 
 def test_a_payload_that_was_cut_is_never_applied(desk: Desk) -> None:
@@ -385,6 +385,24 @@ def test_the_end_of_a_letter_hands_its_wish_to_the_one_behind_it(desk: Desk, sta
     ended = DeadLetter.objects.get(pk=pk_at(desk, 3))
     assert (ended.status, ended.resolved_by, ended.note, ended.wish) == (status, "operator", "why", "")
     assert ended.resolved_at is not None
+
+
+@pytest.mark.case("B23")
+def test_one_that_ends_in_the_middle_hands_its_wish_to_nobody(desk: Desk) -> None:
+    """Those behind it still wait for the head; and each says for whom it waits."""
+    parked(desk, 3, 4, 5)
+    parked(desk, 1, 2, key="other")
+    head, middle, last = (pk_at(desk, position) for position in (3, 4, 5))
+
+    with desk.batch() as batch:
+        waiting = [stored.behind for pk in (head, middle, last) if (stored := batch.letter(pk))]
+        batch.resolve(Resolution(middle, "discarded", "ann"))
+
+    assert waiting == [None, head, head]
+    assert wishes(desk) == {}
+    found = desk.writer.next_parked("s", "", 4)
+    assert found is not None
+    assert (found.id, found.behind) == (last, head)
 
 
 @pytest.mark.case("B23")

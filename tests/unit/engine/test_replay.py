@@ -57,6 +57,39 @@ def test_a_parked_key_is_released_in_order_by_a_replay() -> None:
     assert handler.replayed[:5] == [3, 4, 6, 7, 9]
 
 
+@pytest.mark.case("B14", "B15")
+@pytest.mark.parametrize("allow_out_of_order", [False, True])
+def test_a_parked_event_is_not_applied_before_the_one_it_waits_for(allow_out_of_order: bool) -> None:
+    """Whoever wrote the wish on its row: the replayer refuses it and says why; the head's replay applies it in order."""
+    handler = Handler(1)
+    source, target, state = memory_world(*events("a", "a", "a"))
+    with Running(make_projection(handler, source, target, on_failure="park"), state):
+        wait_until(lambda: len(target.letters) == 3, what="one open, two parked")
+        handler.bad.clear()
+        target.wish(2, allow_out_of_order=allow_out_of_order)
+        wait_until(lambda: "parked behind letter 1" in target.notes.get(2, ""), what="the refusal")
+        assert statuses(target) == {1: "open", 2: "parked", 3: "parked"}
+        target.wish(1)
+        wait_until(lambda: applied(target, "a") == [1, 2, 3], what="all of them")
+
+
+@pytest.mark.case("B23")
+def test_discarding_one_of_the_middle_releases_nobody() -> None:
+    """Those behind it still wait for the head."""
+    handler = Handler(1)
+    source, target, state = memory_world(*events("a", "a", "a"))
+    with Running(make_projection(handler, source, target, on_failure="park"), state):
+        wait_until(lambda: len(target.letters) == 3, what="one open, two parked")
+        handler.bad.clear()
+        target.wish(2, "discard")
+        wait_until(lambda: statuses(target) == {1: "open", 2: "discarded", 3: "parked"}, what="the discard")
+        assert not target.wishes
+        target.wish(1)
+        wait_until(lambda: applied(target, "a") == [1, 3], what="the others")
+
+    assert target.notes[3] == ""
+
+
 @pytest.mark.case("B15")
 def test_a_replay_whose_stream_has_moved_on_is_refused_unless_allowed() -> None:
     """Applying 1 after 2 breaks the stream's order: refused with the reason, applied when told so, cursor untouched."""
