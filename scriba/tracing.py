@@ -1,8 +1,10 @@
 """OpenTelemetry spans (``scriba[otel]``) for batches and handler calls, from the signals.
 
 A handler's span carries event id, type, stream and position, and the event's correlation id; one that has the form of a
-trace id (32 hexadecimal digits, a UUID) is a link to that trace as well, so that one is found from the other. A batch's span is made when the batch has committed, with the times that it
-had. What always holds: without :func:`instrument` nothing is imported from OpenTelemetry and nothing is sent.
+trace id (32 hexadecimal digits, a UUID) is a link to that trace as well, so that one is found from the other. It is the
+current span while the handler runs: what the handler or an instrumented driver opens is its child. A batch's span is
+made when the batch has committed, with the times that it had. What always holds: without :func:`instrument` nothing is
+imported from OpenTelemetry and nothing is sent; a thread's current span is what it was before each call.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from opentelemetry import trace
+from opentelemetry import context, trace
 from opentelemetry.trace import (
     Link,
     Span,
@@ -58,25 +60,21 @@ class _Spans:
         self._open = threading.local()
 
     def started(self, projection: Identity, **event: Any) -> None:
-        name = f"{projection} {event['event_type']}"
-        self._open.span = self._tracer.start_span(
-            name,
+        self._end()  # one that the thread never heard the end of
+        span = self._tracer.start_span(
+            f"{projection} {event['event_type']}",
             kind=SpanKind.CONSUMER,
             attributes=_attributes(projection, event),
             links=_links(event.get("correlation_id")),
         )
+        self._open.span = span
+        self._open.token = context.attach(trace.set_span_in_context(span))
 
     def stopped(self, **_: Any) -> None:
-        span = self._taken()
-        if span is not None:
-            span.end()
+        self._end()
 
     def raised(self, reason: BaseException, **_: Any) -> None:
-        span = self._taken()
-        if span is not None:
-            span.record_exception(reason)
-            span.set_status(Status(StatusCode.ERROR, type(reason).__qualname__))
-            span.end()
+        self._end(reason)
 
     def batch(self, projection: Identity, duration: float, batch_size: int, lane: int, **_: Any) -> None:
         ended = time.time_ns()
@@ -86,14 +84,21 @@ class _Spans:
 
     def letter(self, projection: Identity, error_kind: str, **event: Any) -> None:
         attributes = {**_attributes(projection, event), "scriba.error_kind": error_kind}
-        span = self._tracer.start_span(f"{projection} dead letter", attributes=attributes)
+        links = _links(event.get("correlation_id"))
+        span = self._tracer.start_span(f"{projection} dead letter", attributes=attributes, links=links)
         span.set_status(Status(StatusCode.ERROR, error_kind))
         span.end()
 
-    def _taken(self) -> Span | None:
+    def _end(self, reason: BaseException | None = None) -> None:
         span: Span | None = getattr(self._open, "span", None)
+        if span is None:
+            return
         self._open.span = None
-        return span
+        context.detach(self._open.token)
+        if reason is not None:
+            span.record_exception(reason)
+            span.set_status(Status(StatusCode.ERROR, type(reason).__qualname__))
+        span.end()
 
 
 def _identified(projection: Identity) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from scriba import signals
 from scriba.protocols import Identity, Status
 from scriba.registry import find
 from tests.integration.panel.conftest import Scene
+from tests.support.processes import managed
+from tests.support.waiting import wait_until
 from tests.support.world import World
 
 prometheus = pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
@@ -75,6 +79,60 @@ def test_a_worker_counts_batches_and_errors(quiet: None, scratch_name: str) -> N
     assert registry.get_sample_value("scriba_batch_events_sum", labels) == 3
     assert (registry.get_sample_value("scriba_batch_seconds_count", labels) or 0) >= 1
     assert registry.get_sample_value("scriba_handler_errors_total", labels) == 1
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_a_worker_serves_every_metric() -> None:
+    """What Prometheus scrapes from a running process: its rows, its batches and its failures, under the documented names."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    from scriba.metrics import METRICS
+
+    world, port = World("noting"), free_port()
+    (*_, last) = world.append("a", "b") + world.append("bad", fail=True)
+    labels = {"projection": "noting", "version": "1"}
+    samples: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    families: set[str] = set()
+
+    def value(name: str, **more: str) -> float | None:
+        return samples.get((name, frozenset((labels | more).items())))
+
+    def is_settled() -> bool:
+        text = scraped(port)
+        samples.clear()
+        for family in text_string_to_metric_families(text):
+            families.add(family.name)
+            samples.update({(one.name, frozenset(one.labels.items())): one.value for one in family.samples})
+        is_counted = value("scriba_batch_events_sum") == 3  # sent after the commit, which the rows tell of first
+        return is_counted and value("scriba_watermark") == last and value("scriba_dead_letters", status="open") == 1
+
+    with managed("run_projections", "noting", "--metrics-port", str(port)) as process:
+        wait_until(is_settled, timeout=30, what="the letter, the watermark and the batches in the metrics")
+        process.terminate()
+        assert process.wait(30) == 0
+
+    assert {name.removesuffix("_total") for name in METRICS} <= families
+    assert value("scriba_events_total", outcome="applied") == 2
+    assert value("scriba_events_total", outcome="dead_lettered") == 1
+    assert value("scriba_lag_events") == 0
+    assert value("scriba_wanted") == 1
+    assert (value("scriba_batch_seconds_count") or 0) >= 1
+    assert value("scriba_handler_errors_total") == 2, "one for each attempt"
+    assert samples["scriba_up", frozenset({("database", "default")})] == 1
+
+
+def free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("localhost", 0))
+        return int(held.getsockname()[1])
+
+
+def scraped(port: int) -> str:
+    try:
+        with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
 
 
 def test_every_metric_is_in_the_catalogue() -> None:
