@@ -60,15 +60,15 @@ class HandlerCall:
         self.replaying = False
 
     def __call__(self) -> Sequence[Any] | None:
-        event = self.item.event
-        if self.item.error is not None:
-            raise self.item.error
+        event, _key, error = self.item
+        if error is not None:
+            raise error
         try:
             type_, data, metadata = event.payload()
         except SkipEvent:
             raise
-        except Exception as error:
-            raise DecodeFailed(plain_text(error)) from error
+        except Exception as cause:
+            raise DecodeFailed(plain_text(cause)) from cause
         meta = _new(EventMeta, (
             event.id, event.stream_id, event.position, type_, metadata, event.occurred_at,
             event.correlation_id, event.causation_id, event.stream_version, self.replaying,

@@ -9,13 +9,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import accumulate, islice, takewhile
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from scriba.event import Event
 
-__all__ = ["Lane", "Routed", "Watermark"]
+__all__ = ["Lane", "Routed", "Watermark", "linger_after"]
+
+BATCH_BYTES: Final = 8_000_000  #: payloads of one batch; its handlers' writes are as large as they make them
+MOST_LINGER_S: Final = 0.01
 
 
 class Routed(NamedTuple):
@@ -55,7 +58,7 @@ class Lane:
                 return True
             self._last = items[-1].event.position
             self._queue.extend(items)
-            self._bytes += sum(item.event.size for item in items)
+            self._bytes += sum([item.event.size for item in items])
             self._changed.notify_all()
         return True
 
@@ -69,7 +72,7 @@ class Lane:
         """Wait for work and return (jobs, at most `limit` items from the front); None once the lane is closed.
 
         The items stay in the lane until :meth:`settle`. Never waits to fill a batch, except for `linger_s` when
-        something is there but less than `limit`.
+        something is there but less than `limit`. Large events make a batch smaller: at most BATCH_BYTES, or one event.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._queue or self._jobs)
@@ -79,13 +82,21 @@ class Lane:
                 self._changed.wait_for(lambda: self._closed or bool(self._jobs) or len(self._queue) >= limit, linger_s)
             jobs = list(self._jobs)
             self._jobs.clear()
-            return jobs, list(islice(self._queue, limit))
+            return jobs, self._front(limit)
+
+    def _front(self, limit: int) -> list[Routed]:
+        items = list(islice(self._queue, limit))
+        if self._bytes > BATCH_BYTES:
+            sizes = accumulate(item.event.size for item in items)
+            fitting = sum(1 for _ in takewhile(lambda size: size <= BATCH_BYTES, sizes))
+            del items[max(fitting, 1) :]
+        return items
 
     def settle(self, count: int) -> None:
         """Take the first `count` items out: they are settled durably."""
         with self._changed:
-            for _ in range(count):
-                self._bytes -= self._queue.popleft().event.size
+            take = self._queue.popleft
+            self._bytes -= sum([take().event.size for _ in range(count)])
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -116,6 +127,16 @@ class Lane:
 
     def __len__(self) -> int:
         return len(self._queue)
+
+
+def linger_after(took_s: float, settled: int, waiting: int) -> float:
+    """Return how long the next batch may wait for company, after one that took `took_s` and left `waiting` events.
+
+    Nothing when it left none: events that come one by one are committed one by one, at once. When commits come back to
+    back, half a commit's time in exchange for fewer of them: at most that much is added to a latency that consists of
+    such commits already. There is nothing to tune: a slow disk lingers longer than a fast one.
+    """
+    return min(took_s / 2, MOST_LINGER_S) if settled and waiting else 0.0
 
 
 class Watermark:

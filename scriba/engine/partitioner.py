@@ -13,7 +13,7 @@ from scriba.protocols import SLICES
 if TYPE_CHECKING:
     from scriba.protocols import Lease
 
-__all__ = ["HASH_NAME", "lane_of", "owns", "slice_of"]
+__all__ = ["HASH_NAME", "lane_of", "owns", "owns_all", "slice_of"]
 
 HASH_NAME = "crc32"  #: recorded per projection: a start with another hash function is refused
 
@@ -30,5 +30,9 @@ def lane_of(key: str, lanes: int) -> int:
 
 def owns(lease: Lease, key: str) -> bool:
     """Say whether `key` belongs to the segment of `lease`."""
-    whole = lease.slice_from == 0 and lease.slice_to == SLICES - 1
-    return whole or lease.slice_from <= slice_of(key) <= lease.slice_to
+    return owns_all(lease) or lease.slice_from <= slice_of(key) <= lease.slice_to
+
+
+def owns_all(lease: Lease) -> bool:
+    """Say whether the segment of `lease` has every key."""
+    return lease.slice_from == 0 and lease.slice_to == SLICES - 1

@@ -133,7 +133,7 @@ class LaneRun:
             counters = tally.counters
             counters.unmatched = batch.settle(
                 Settlement(
-                    moves=[tally.moves[key] for key in sorted(tally.moves)],
+                    moves=tally.moves(),
                     letters=tally.letters,
                     counters=counters,
                     segment=self._lease.segment,
@@ -187,26 +187,25 @@ class LaneRun:
         `held` are the keys with an open letter under ``on_failure="park"``; a new letter adds its key.
         """
         tally = Tally()
-        call = HandlerCall(self._projection, batch)
+        call, stopping = HandlerCall(self._projection, batch), self._stopping
         for item in items:
-            if item.key in held:
+            if held and item.key in held:
                 self._park(tally, item)
-            else:
-                letters = len(tally.letters)
-                self._apply_one(batch, call, item, tally)
+            elif not self._apply_one(batch, call, item, tally):
                 if tally.is_cut:
                     return tally
-                if len(tally.letters) > letters and self._projection.on_failure == "park":
+                if self._projection.on_failure == "park":
                     held.add(item.key)
             tally.settled += 1
-            if self._stopping():
+            if stopping():
                 return tally
         return tally
 
-    def _apply_one(self, batch: Batch, call: HandlerCall, item: Routed, tally: Tally) -> None:
+    def _apply_one(self, batch: Batch, call: HandlerCall, item: Routed, tally: Tally) -> bool:
+        """Settle one event, or cut the batch before it; False when it was cut, or the event became a letter."""
         if self._blamed and self._blamed[0] == item.event.position:
             self._give_up(tally, item, self._blamed[2], kind=self._blamed[1].label, wiped=False)
-            return
+            return False
         call.item = item
         try:
             outcome = batch.attempt(call)
@@ -214,19 +213,24 @@ class LaneRun:
             if not failed.guilty or failed.failure.kind is not FailureKind.INTEGRITY:
                 raise
             self._give_up(tally, item, failed.__cause__ or failed, kind=failed.failure.label, wiped=True)
+            return False
         except SkipEvent:
             self._skip(tally, item)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything; it becomes a retry or a letter
             self._handler_failed(tally, item, error)
+            return False
         else:
             if outcome:
                 batch.add(outcome)
             if outcome is None or outcome:
+                event, key, _error = item
+                tally.applied[key] = tally.lasts[key] = event.position
+                tally.firsts.setdefault(key, event.position)
                 tally.attempted += 1
                 tally.counters.applied += 1
-                tally.move(item, applied=True)
             else:
                 self._skip(tally, item)
+        return True
 
     def _handler_failed(self, tally: Tally, item: Routed, error: Exception) -> None:
         """Decide between another attempt, later and in a batch of its own, and the end."""
@@ -257,7 +261,7 @@ class LaneRun:
             return
         tally.letters.append(letter)
         tally.counters.dead_lettered += 1
-        tally.move(item, applied=False)
+        tally.pass_by(item)
         if wiped:
             tally.attempted += 1
             tally.wiped += 1
@@ -265,14 +269,14 @@ class LaneRun:
     def _skip(self, tally: Tally, item: Routed) -> None:
         tally.skips.append((item, "handler"))
         tally.counters.skipped += 1
-        tally.move(item, applied=False)
+        tally.pass_by(item)
 
     def _park(self, tally: Tally, item: Routed) -> None:
         behind = "held behind an earlier dead letter of the same key; released in order when that one is replayed"
         letter = letter_for(item.event, item.key, Fail(behind), 0, self._identity, kind="parked", status="parked")
         tally.letters.append(letter)
         tally.counters.dead_lettered += 1
-        tally.move(item, applied=False)
+        tally.pass_by(item)
 
     def _held_keys(self, batch: Batch, items: Sequence[Routed]) -> set[str]:
         if self._projection.on_failure != "park" or not items:
@@ -377,7 +381,7 @@ class LaneRun:
             self._blamed = None
             last = batch[tally.settled - 1].event.position
             if last <= self._lookup_below:
-                self._cursors.update((key, move.last) for key, move in tally.moves.items())
+                self._cursors.update(tally.lasts)
             else:
                 self._cursors.clear()
             self._lookup_below = max(self._lookup_below, last)  # what this lane has settled can only be a repeat

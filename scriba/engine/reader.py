@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from scriba import signals
 from scriba.engine.handling import DecodeFailed, plain_text
 from scriba.engine.lanes import Lane, Routed, Watermark
-from scriba.engine.partitioner import lane_of, owns
+from scriba.engine.partitioner import lane_of, owns, owns_all
 from scriba.engine.pipeline import BACKOFF_S, Halt
 from scriba.engine.telemetry import send
 from scriba.event import SkipEvent, ordering_key_in
@@ -39,6 +39,7 @@ PAGE: Final = 1_000  #: most events in one fetch
 MAX_POSITION: Final = 2**63 - 1
 BUSY_FOR_S: Final = 1.0  #: so long after the last event the fast poll is kept
 HEAD_EVERY_S: Final = 1.0  #: how often the head is looked up, for the lag
+_new: Final = tuple.__new__  #: past the generated constructor, which is Python: once for each event
 BLOCKED_S: Final = 0.25  #: longest wait on a full lane before housekeeping
 
 
@@ -213,14 +214,7 @@ class Reader:
         if not page.events:
             return True
         self._last_event = time.monotonic()
-        waiting: dict[int, list[Routed]] = {}
-        count = len(self._lanes)
-        for event in page.events:
-            if self._types is not None and event.type not in self._types:
-                continue
-            routed = keyed(self._projection, event)
-            if owns(self._lease, routed.key):
-                waiting.setdefault(lane_of(routed.key, count), []).append(routed)
+        waiting = self._by_lane(page.events)
         self.delivered += sum(map(len, waiting.values()))
         timeout = 0.0
         while waiting:
@@ -231,6 +225,18 @@ class Reader:
             timeout = BLOCKED_S / len(waiting) if waiting else 0.0
             self._housekeeping()
         return True
+
+    def _by_lane(self, events: Sequence[Event]) -> dict[int, list[Routed]]:
+        """Return those of `events` that are wanted and belong to this segment, by the number of their lane."""
+        types, projection, lease, count = self._types, self._projection, self._lease, len(self._lanes)
+        found: list[list[Routed]] = [[] for _ in self._lanes]
+        is_whole = owns_all(lease)
+        for event in events:
+            if types is None or event.type in types:
+                routed = keyed(projection, event)
+                if is_whole or owns(lease, routed.key):
+                    found[lane_of(routed.key, count)].append(routed)
+        return {lane: items for lane, items in enumerate(found) if items}
 
     # --- beside the events --------------------------------------------------------------------------------
 
@@ -315,7 +321,8 @@ def keyed(projection: Projection, event: Event) -> Routed:
     """Return `event` with its ordering key; an error of `partition_by` becomes that event's dead letter."""
     partition_by = projection.partition_by
     if partition_by is None:
-        return Routed(event, ordering_key_in(event.partition, event.stream_id))
+        partition, stream_id = event.partition, event.stream_id
+        return _new(Routed, (event, ordering_key_in(partition, stream_id) if partition else stream_id, None))
     try:
         key: object = partition_by(event)
         if not isinstance(key, str):

@@ -30,7 +30,9 @@ class Tally:
     """The outcomes of a batch's events, in order, up to the point where it was cut."""
 
     settled: int = 0
-    moves: dict[str, CursorMove] = field(default_factory=dict)
+    firsts: dict[str, int] = field(default_factory=dict)  #: first, last and last applied position of each key
+    lasts: dict[str, int] = field(default_factory=dict)
+    applied: dict[str, int] = field(default_factory=dict)
     letters: list[Letter] = field(default_factory=list)
     skips: list[tuple[Routed, str]] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
@@ -43,24 +45,23 @@ class Tally:
     def is_cut(self) -> bool:
         return self.retry is not None or self.halt is not None
 
-    def move(self, item: Routed, *, applied: bool) -> None:
+    def pass_by(self, item: Routed) -> None:
+        """Move the cursor of the item's key; nothing of it was applied."""
         event, key, _error = item
-        position, known = event.position, self.moves.get(key)
-        if known is None:
-            self.moves[key] = _new(CursorMove, (key, position, position, position if applied else None))
-        else:
-            last_applied = position if applied else known.applied
-            self.moves[key] = _new(CursorMove, (key, known.first, position, last_applied))
+        self.lasts[key] = event.position
+        self.firsts.setdefault(key, event.position)
+
+    def moves(self) -> list[CursorMove]:
+        """Return how far each key's cursor moves, in the order of the keys."""
+        firsts, lasts, applied = self.firsts, self.lasts, self.applied
+        return [_new(CursorMove, (key, firsts[key], lasts[key], applied.get(key))) for key in sorted(lasts)]
 
     def merge(self, part: Tally) -> None:
         """Add what a later run of events of the same batch settled."""
         self.settled += part.settled
-        for key, move in part.moves.items():
-            known = self.moves.get(key)
-            if known:
-                applied = known.applied if move.applied is None else move.applied
-                move = CursorMove(key, known.first, move.last, applied)  # noqa: PLW2901 - joined with what was known
-            self.moves[key] = move
+        self.firsts = part.firsts | self.firsts
+        self.lasts |= part.lasts
+        self.applied |= part.applied
         self.letters += part.letters
         self.skips += part.skips
         for name in ("applied", "skipped", "dead_lettered", "deduplicated"):

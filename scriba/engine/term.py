@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from scriba.engine.circuit import Circuit
-from scriba.engine.lanes import Lane, Routed, Watermark
+from scriba.engine.lanes import Lane, Routed, Watermark, linger_after
 from scriba.engine.partitioner import lane_of
 from scriba.engine.pipeline import LaneRun
 from scriba.engine.reader import Reader
@@ -170,18 +170,22 @@ class Term:
             )
             self._runs[lane.number] = run
             replayer = Replayer(self._projection, writer, self._lease)
-            while (taken := lane.take(self._projection.batch_size)) is not None:
-                self._serve(lane, run, replayer, *taken)
+            linger_s = 0.0
+            while (taken := lane.take(self._projection.batch_size, linger_s)) is not None:
+                started = time.monotonic()
+                settled = self._serve(lane, run, replayer, *taken)
+                linger_s = linger_after(time.monotonic() - started, settled, len(lane))
         finally:
             writer.close()
 
     def _serve(
         self, lane: Lane, run: LaneRun, replayer: Replayer, wishes: Sequence[LetterWish], items: Sequence[Routed]
-    ) -> None:
+    ) -> int:
+        """Carry out `wishes`, then one batch of `items`; return how many events were settled."""
         for wish in wishes:
             self._carry_out(replayer, wish)
         if not items:
-            return
+            return 0
         step = run.step(items)
         if step.problem:
             self._problems[lane.number] = step.problem
@@ -196,6 +200,7 @@ class Term:
                 self._on_change()
         if step.wait_s:
             self._closing.wait(step.wait_s)
+        return step.settled
 
     def _carry_out(self, replayer: Replayer, wish: LetterWish) -> None:
         try:

@@ -42,6 +42,8 @@ Hook = Callable[[Any, str], Any]
 UNKNOWN_TYPE: Final = ("deliver", "skip", "fail")
 #: orjson reads an integer beyond 64 bits as a float; the standard library reads it exactly.
 _HUGE: Final = float(2**63)
+_new: Final = tuple.__new__  #: past the generated constructor, which is Python: once for each event
+_CERTAIN: Final = frozenset({str, int, bool, type(None)})  #: read alike by both
 
 
 class UnknownEventType(LookupError):  # noqa: N818 - reads as `decode:UnknownEventType`
@@ -72,11 +74,7 @@ def _is_exact(value: Any) -> bool:
         value = value.values()
     elif kind is not list:
         return True
-    for item in value:
-        kind = type(item)
-        if (kind is dict or kind is list or kind is float) and not _is_exact(item):
-            return False
-    return True
+    return _CERTAIN.issuperset(map(type, value)) or all(map(_is_exact, value))
 
 
 # --- columns --------------------------------------------------------------------------------------------
@@ -188,14 +186,17 @@ class PayloadCodec:
     def __init__(self, data: Column, metadata: Column, decoding: Decoding) -> None:
         self._data = data
         self._metadata = metadata
+        self._is_none_empty = isinstance(metadata, JsonColumn)  #: a hook of the team's may make something of None
         self._types = decoding.types
         self._upcasters = decoding.upcasters
         self._unknown_type = decoding.unknown_type
 
     def decode(self, event: Event) -> Payload:
         """Decode, upcast, and build the class that the type names."""
-        metadata = self._metadata.load(event.raw_metadata, event.type)
-        payload = Payload(event.type, self._data.load(event.raw, event.type), _as_mapping(metadata))
+        kind, stored = event.type, event.raw_metadata
+        has_none = stored is None and self._is_none_empty
+        metadata = {} if has_none else _as_mapping(self._metadata.load(stored, kind))
+        payload = _new(Payload, (kind, self._data.load(event.raw, kind), metadata))
         for upcaster in self._upcasters:
             payload = _upcast(upcaster, payload)
         return payload if self._types is None else self._built(self._types, payload)

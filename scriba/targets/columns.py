@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     from scriba.targets.catalog import ColumnFacts
 
-__all__ = ["Column", "Encoder", "quoted"]
+__all__ = ["NULL", "Column", "Encoder", "quoted"]
 
 Encoder = Callable[[Any], "str | None"]
 
-_NULL: Final[Callable[[Any], None]] = {}.get  #: None for None, without a frame of Python
+NULL: Final[Callable[[Any], None]] = {}.get  #: None for None, without a frame of Python
 
 # --- A column ---------------------------------------------------------------------------------------------
 
@@ -91,6 +91,8 @@ class Column:
             self.fitting = {kind_: _only_fitting(text, self.fits, {}) for kind_, text in self.known.items()}
             if kind is TEXT and str in self.known:
                 self.fitting = {**self.fitting, str: _fitting_string(facts.length, self.fits)}
+            if facts.whole_digits is not None and decimal.Decimal in self.known:
+                self.fitting = {**self.fitting, decimal.Decimal: _fitting_decimal(facts.whole_digits, self.fits)}
             self.update_known = self.known
             if facts.length is not None or facts.whole_digits is not None:
                 self.update_text = _only_fitting(self.text, self.fits, self.known)
@@ -143,7 +145,7 @@ def _unchanged(field: models.Field[Any, Any], kind: Kind) -> dict[type, Encoder]
     base = _stored_field(field)
     if not _is_djangos_own(field) or not _is_djangos_own(base):
         return {}
-    known: dict[type, Encoder] = {type(None): _NULL}
+    known: dict[type, Encoder] = {type(None): NULL}
     internal_type = base.get_internal_type()
     if internal_type in kind.fields:
         known.update(kind.texts)
@@ -177,6 +179,18 @@ def _fitting_string(length: int | None, fits: Callable[[str], bool]) -> Encoder:
         if not (value.isascii() and len(value) <= longest and "\0" not in value) and not fits(value):
             raise NotFoldable
         return value
+
+    return encode
+
+
+def _fitting_decimal(whole_digits: int, fits: Callable[[str], bool]) -> Encoder:
+    """Return what `_only_fitting` does for a decimal number, in one step for the usual ones."""
+
+    def encode(value: decimal.Decimal) -> str:
+        text = str(value)
+        if not value.is_finite() or not ((len(text) <= whole_digits and "E" not in text) or fits(text)):
+            raise NotFoldable
+        return text
 
     return encode
 

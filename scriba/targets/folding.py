@@ -8,19 +8,18 @@ transactions: the caller's one holds everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db import connections, models, transaction
+from django.db.models.base import ModelBase
 from django.db.models.constants import LOOKUP_SEP
 
 from scriba.exceptions import InvalidReturn, did_you_mean
 from scriba.results import Delete, Insert, Update, Upsert, Write
-from scriba.targets.columns import Column
 from scriba.targets.kinds import NotFoldable
-from scriba.targets.layers import Entry, Layers, Op, Use
+from scriba.targets.layers import Entry, Layers
 from scriba.targets.one_by_one import apply_write, insert_prepared
 from scriba.targets.shapes import Shape, shape_of
 from scriba.targets.statements import execute_layer, forbid_cached_plans
@@ -28,8 +27,12 @@ from scriba.targets.statements import execute_layer, forbid_cached_plans
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
+    from scriba.targets.columns import Column
+
 __all__ = ["WriteBuffer", "check_result"]
 
+
+T = TypeVar("T")
 
 _OF_OBJECT: Final = (Insert, Upsert)
 _BY_FILTER: Final = (Update, Delete)
@@ -81,54 +84,58 @@ class WriteBuffer:
             shape = self._shapes[model] = shape_of(self._connection, model)
         if shape.obstacle:
             return False
+        take = self._TAKES.get(type(write)) or _inherited(self._TAKES, write)
         if not shape.runs_foreign_code:
-            return self._take(shape, write)
+            return take(self, shape, write)
         with self._connection.execute_wrapper(self._flush_first):
-            return self._take(shape, write)
+            return take(self, shape, write)
 
-    def _take(self, shape: Shape, write: Write) -> bool:
-        if isinstance(write, _OF_OBJECT):
-            return self._put(shape, write)
-        try:
-            return self._update(shape, write) if isinstance(write, Update) else self._delete(shape, write)
-        except NotFoldable:
-            return False
+    def _upsert(self, shape: Shape, write: Upsert) -> bool:
+        takes_over = shape.takes_over(write.unique_fields, write.update_fields)
+        return takes_over is not None and self._put(shape, write, takes_over)
 
-    def _put(self, shape: Shape, write: Insert | Upsert) -> bool:
-        takes_over = shape.takes_over(write.unique_fields, write.update_fields) if isinstance(write, Upsert) else None
-        if (takes_over is None and isinstance(write, Upsert)) or not _settle_references(write.obj):
+    def _put(self, shape: Shape, write: Insert | Upsert, takes_over: tuple[Column, ...] | None = None) -> bool:
+        obj = write.obj
+        if vars(obj._state).get("fields_cache") and not _settle_references(obj):
             return False
         try:
-            attributes = shape.attributes(write.obj)
+            attributes = shape.attributes(obj)
         except NotFoldable:
             return False
         try:
-            entry, uses = _row(shape, write.obj, attributes, takes_over)
+            entry = _row(shape, obj, attributes, takes_over)
         except NotFoldable:
             self.flush()
             insert_prepared(write, dict(zip(shape.fields, attributes, strict=True)), self._alias)
             return True
-        self._layers.place(entry, uses)
+        self._layers.place(entry)
         return True
 
     def _update(self, shape: Shape, write: Update) -> bool:
-        columns = shape.update_columns(tuple(write.values))
-        key = shape.key_in(write.filter) if columns is not None else None
-        if columns is None or key is None:
+        try:
+            form = shape.update_form(tuple(write.values))
+            key = shape.key_in(write.filter) if form is not None else None
+            if form is None or key is None:
+                return False
+            texts = form.texts_of(write.values.values())
+        except NotFoldable:
             return False
-        values = {}
-        for column, value in zip(columns, write.values.values()):  # noqa: B905 - of one length: found by these names
-            known = column.update_known.get(type(value))
-            values[column] = known(value) if known is not None else _update_text(column, value)
-        self._layers.place(Entry(Op.UPDATE, shape, key, values), shape.update_uses)
+        self._layers.place(Entry(form, key, texts))
         return True
 
     def _delete(self, shape: Shape, write: Delete) -> bool:
-        key = shape.key_in(write.filter)
+        try:
+            key = shape.key_in(write.filter)
+        except NotFoldable:
+            return False
         if key is None or not shape.folds_deletes():
             return False
-        self._layers.place(Entry(Op.DELETE, shape, key, {}), shape.delete_uses)
+        self._layers.place(Entry(shape.delete_form, key, []))
         return True
+
+    _TAKES: ClassVar[dict[type, Callable[..., bool]]] = {
+        Insert: _put, Upsert: _upsert, Update: _update, Delete: _delete,
+    }  # fmt: skip
 
     def _flush_first(self, execute: Any, sql: Any, params: Any, many: Any, context: Any) -> Any:
         """Show a field that asks the database while it prepares its value everything that came before."""
@@ -136,47 +143,28 @@ class WriteBuffer:
         return execute(sql, params, many, context)
 
 
+def _inherited(takes: dict[type, T], write: Write) -> T:
+    return next(takes[kind] for kind in type(write).__mro__ if kind in takes)
+
+
 def _settle_references(obj: Any) -> bool:
     """Take over the keys of instances that foreign keys were given; False when one of them has no key yet."""
-    related = vars(obj._state).get("fields_cache")
-    if related:
-        if any(isinstance(other, models.Model) and not _has_key(other) for other in related.values()):
-            return False  # it may wait in the buffer for its key
-        obj._prepare_related_fields_for_save(operation_name="bulk_create")
+    related = obj._state.fields_cache.values()
+    if any(isinstance(other, models.Model) and not other._is_pk_set() for other in related):  # type: ignore[attr-defined]
+        return False  # it may wait in the buffer for its key
+    obj._prepare_related_fields_for_save(operation_name="bulk_create")
     return True
 
 
-def _has_key(obj: Any) -> bool:
-    return bool(obj._is_pk_set())
-
-
-def _row(
-    shape: Shape, obj: models.Model, attributes: Sequence[Any], takes_over: tuple[Column, ...] | None
-) -> tuple[Entry, Sequence[Use]]:
-    """Return the entry that puts `obj`, and what it shares with other rows. Raises `NotFoldable`."""
+def _row(shape: Shape, obj: models.Model, attributes: Sequence[Any], takes_over: tuple[Column, ...] | None) -> Entry:
+    """Return the entry that puts `obj`. Raises `NotFoldable`."""
     left_out = shape.left_to_the_database(attributes)
-    plan = shape.insert_plan(left_out, takes_over)
+    form = shape.insert_form(left_out, takes_over)
     is_drawn = bool(left_out) and not left_out.isdisjoint(shape.keys)
-    key = None if is_drawn else shape.key_of([attributes[place] for place in shape.key_places])
-    if plan is None or (key is None and (not is_drawn or takes_over is not None)):
+    key = None if is_drawn else shape.key_of_row(attributes)
+    if form is None or (key is None and (not is_drawn or takes_over is not None)):
         raise NotFoldable
-    values = {}
-    for place, column, known in plan.columns:
-        value = attributes[place]
-        unchanged = known.get(type(value))
-        values[column] = unchanged(value) if unchanged is not None else column.text(value)
-    if takes_over is not None:
-        return Entry(Op.UPSERT, shape, key, values, takes_over), plan.uses
-    return Entry(Op.INSERT, shape, key, values, obj=obj if is_drawn and len(shape.keys) == 1 else None), plan.uses
-
-
-def _update_text(column: Column, value: Any) -> str | None:
-    """Return the text that an update sets, a foreign key's for an instance. Raises `NotFoldable`."""
-    if isinstance(value, models.Model):
-        if not column.field.is_relation or not _has_key(value):
-            raise NotFoldable  # it waits for its key, or is none
-        value = cast("Any", value).prepare_database_save(column.field)
-    return column.update_text(value)
+    return Entry(form, key, form.texts_of(attributes), obj if is_drawn and len(shape.keys) == 1 else None)
 
 
 # --- What a handler may return ----------------------------------------------------------------------------
@@ -187,12 +175,17 @@ def check_result(result: object) -> bool:
 
     Raises :class:`~scriba.exceptions.InvalidReturn` for a field name that the model does not have.
     """
-    if isinstance(result, list | tuple):
-        return all(_is_applicable(write) for write in result)
+    if isinstance(result, (list, tuple)):
+        return all(map(_is_applicable, result))
     return _is_applicable(result)
 
 
 def _is_applicable(write: Any) -> bool:
+    if type(write) is Update and type(write.model) is ModelBase and type(write.filter) is dict:  # the usual, quickly
+        model: Any = write.model
+        known = _names.get(model)
+        if known is not None and known.issuperset(write.filter) and known.issuperset(write.values):
+            return True
     if isinstance(write, _OF_OBJECT):
         if not isinstance(write.obj, models.Model):
             return False
@@ -214,7 +207,7 @@ def _is_concrete(model: object) -> bool:
     return isinstance(model, type) and issubclass(model, models.Model) and not model._meta.abstract
 
 
-_names: WeakKeyDictionary[type[models.Model], set[str]] = WeakKeyDictionary()  #: lookups that are known to start well
+_names: Final[dict[type[models.Model], set[str]]] = {}  #: lookups of concrete models that are known to start well
 
 
 def _check_names(model: type[models.Model], lookups: Iterable[str], write: Write) -> None:

@@ -18,7 +18,7 @@ import enum
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Entry", "Layers", "Op", "Table", "Use"]
+__all__ = ["Entry", "Form", "Layers", "Op", "Table", "Use"]
 
 
 class Op(enum.Enum):
@@ -60,28 +60,59 @@ class Table(Protocol):
         ...
 
 
-class Entry:
-    """One row's write inside a layer. `count` is how many declared writes must each find the row."""
+class Form:
+    """What the entries of one statement have in common: compared as an object, so that grouping them costs little.
 
-    __slots__ = ("count", "key", "layer", "obj", "op", "table", "takes_over", "values")
+    `takes_over` are the columns that an upsert's existing row takes over; `uses` what such a row shares with others.
+    """
 
-    def __init__(  # noqa: PLR0913 - what a write is made of
+    __slots__ = ("_wider", "columns", "op", "sql", "table", "takes_over", "uses")
+
+    def __init__(
         self,
         op: Op,
         table: Table,
-        key: Hashable | None,
-        values: dict[Any, str | None],
+        columns: tuple[Any, ...],
         takes_over: tuple[Any, ...] | None = None,
-        obj: Any = None,
+        uses: Sequence[Use] = (),
     ) -> None:
         self.op = op
         self.table = table
+        self.columns = columns
+        self.takes_over = takes_over
+        self.uses = uses
+        self.sql: dict[Any, str] = {}  #: whoever executes keeps compiled texts here
+        self._wider: dict[tuple[Any, ...], Form] = {}
+
+    def with_columns(self, columns: tuple[Any, ...]) -> Form:
+        """Return the same form for other columns: one object for the same ones."""
+        found = self._wider.get(columns)
+        if found is None:
+            found = Form(self.op, self.table, columns, self.takes_over, self.uses)
+            found = self._wider.setdefault(columns, found)
+        return found
+
+
+class Entry:
+    """One row's write inside a layer: `texts` are the values of its form's columns.
+
+    `count` is how many declared writes must each find the row. `obj` waits for the key that the database draws.
+    """
+
+    __slots__ = ("count", "form", "key", "layer", "obj", "texts")
+
+    def __init__(self, form: Form, key: Hashable | None, texts: list[str | None], obj: Any = None) -> None:
+        self.form = form
         self.key = key  #: None for an insert whose key the database will choose
-        self.values = values
-        self.takes_over = takes_over  #: an upsert's columns that an existing row takes over
+        self.texts = texts
         self.obj = obj
         self.count = 1
         self.layer = 0
+
+    @property
+    def values(self) -> dict[Any, str | None]:
+        """The text of each column."""
+        return dict(zip(self.form.columns, self.texts, strict=True))
 
 
 class Layers:
@@ -95,23 +126,24 @@ class Layers:
     def __bool__(self) -> bool:
         return bool(self._layers)
 
-    def place(self, entry: Entry, uses: Sequence[Use] = ()) -> None:
+    def place(self, entry: Entry) -> None:
         """Merge `entry` into the earlier one of its row, or put it into the earliest layer that keeps the order."""
-        layer = self._earliest(entry.table, uses) if uses else 0
-        rows = self._rows.get(entry.table)
+        table, key, uses = entry.form.table, entry.key, entry.form.uses
+        layer = self._earliest(table, uses) if uses else 0
+        rows = self._rows.get(table)
         if rows is None:
-            rows = self._rows[entry.table] = {}
-        earlier = rows.get(entry.key) if entry.key is not None else None
+            rows = self._rows[table] = {}
+        earlier = rows.get(key) if key is not None else None
         if earlier is None:
             self._append(entry, layer)
         elif layer <= earlier.layer and not any(use.ordered for use in uses) and _merge(earlier, entry):
             entry = earlier
         else:
             self._append(entry, max(layer, earlier.layer + 1))
-        if entry.key is not None:
-            rows[entry.key] = entry
+        if key is not None:
+            rows[key] = entry
         for use in uses:
-            self._used[entry.table, use.thing].note(use, entry.layer)
+            self._used[table, use.thing].note(use, entry.layer)
 
     def drain(self) -> list[list[Entry]]:
         """Hand over the layers in their order and forget everything."""
@@ -153,46 +185,51 @@ class _Used:
 
 def _merge(earlier: Entry, later: Entry) -> bool:
     """Fold `later` into `earlier`, the last entry of the same row, if one write can stand for both."""
-    merge = _MERGES.get((earlier.op, later.op))
+    merge = _MERGES.get((earlier.form.op, later.form.op))
     return merge is not None and merge(earlier, later)
 
 
 def _set_values(earlier: Entry, later: Entry) -> bool:
     """An update goes into the row that is about to be written."""
-    if earlier.takes_over is not None and not set(later.values) <= set(earlier.takes_over):
+    form = earlier.form
+    if form.takes_over is not None and not set(later.form.columns) <= set(form.takes_over):
         return False  # the existing row would keep what the update changes
-    if not earlier.table.may_overwrite(earlier, later.values):
+    if not form.table.may_overwrite(earlier, later.form.columns):
         return False
-    earlier.values.update(later.values)
-    if earlier.op is Op.UPDATE:
+    values = earlier.values | later.values
+    if len(values) > len(form.columns):
+        earlier.form = form.with_columns(tuple(values))
+    earlier.texts = list(values.values())
+    if form.op is Op.UPDATE:
         earlier.count += later.count
     return True
 
 
 def _delete_instead(earlier: Entry, later: Entry) -> bool:
     """An update before a delete leaves nothing behind; both still have to find the row."""
-    if not earlier.table.may_forget(earlier):
+    if not earlier.form.table.may_forget(earlier):
         return False
-    earlier.op = Op.DELETE
-    earlier.values = {}
+    earlier.form = later.form
+    earlier.texts = []
     earlier.count += later.count
     return True
 
 
 def _put_again(earlier: Entry, later: Entry) -> bool:
     """The later of two upserts wins when it gives every column that the earlier one gives."""
-    if earlier.takes_over != later.takes_over or not _is_whole(earlier) or not _is_whole(later):
+    form = earlier.form
+    if form.takes_over != later.form.takes_over or not _is_whole(earlier) or not _is_whole(later):
         return False
-    if list(earlier.values) != list(later.values) or not earlier.table.may_forget(earlier):
+    if form.columns != later.form.columns or not form.table.may_forget(earlier):
         return False
-    earlier.values = later.values
+    earlier.texts = later.texts
     return True
 
 
 def _is_whole(upsert: Entry) -> bool:
     """Say whether an existing row takes over everything but its key."""
     key_columns = len(upsert.key) if isinstance(upsert.key, tuple) else 1
-    return len(upsert.values) == key_columns + len(upsert.takes_over or ())
+    return len(upsert.form.columns) == key_columns + len(upsert.form.takes_over or ())
 
 
 _MERGES: Mapping[tuple[Op, Op], Any] = {

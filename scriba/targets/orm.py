@@ -43,6 +43,7 @@ __all__ = ["OrmTarget"]
 
 T = TypeVar("T")
 
+_INTRANS: Final = int(TransactionStatus.INTRANS)
 _ATTEMPT: Final = "scriba_attempt"
 _TRIAL: Final = "scriba_trial"
 
@@ -59,8 +60,7 @@ class OrmTarget:
     def open(self, identity: Identity, *, inline: bool = False) -> OrmWriter:
         return OrmWriter(self.using, identity, inline=inline)
 
-    def valid_result(self, result: object) -> bool:
-        return check_result(result)
+    valid_result = staticmethod(check_result)
 
     def classify(self, error: Exception) -> Failure:
         return classify(error)
@@ -143,6 +143,7 @@ class OrmBatch:
         self._identity = identity
         self._cursor = connection.cursor()
         self._driver: Any = connection.connection
+        self._server: Any = self._driver.pgconn
         self._buffer = WriteBuffer(connection)
         self._unmatched = 0  #: what buffers had counted that a trial has thrown away since
         self._watch = Watch(connection, self._before_first_statement)
@@ -177,17 +178,17 @@ class OrmBatch:
         return self._watch.wrote
 
     def attempt(self, call: Callable[[], T]) -> T:
-        hooks = len(self._connection.run_on_commit)
-        self._watch.start()
+        hooks, watch = len(self._connection.run_on_commit), self._watch
+        watch.start()
         try:
             outcome = call()
         except Exception as error:
-            self._watch.stop()
+            watch.running = False
             self._after_failure(error, hooks)
             raise
         finally:
-            self._watch.stop()
-        if self._watch.early_error is not None or not self._is_good():
+            watch.running = False
+        if watch.early_error is not None or not self._is_good():
             self._after_swallowing(hooks)
         return outcome
 
@@ -260,13 +261,16 @@ class OrmBatch:
 
     def _is_good(self) -> bool:
         """Say whether the transaction could commit as it is."""
-        connection, driver = self._connection, self._driver
+        connection, driver, server = self._connection, self._driver, self._server
+        blocks, savepoints = self._depth
         return (
             not connection.needs_rollback
-            and (len(connection.atomic_blocks), len(connection.savepoint_ids)) == self._depth
+            and len(connection.atomic_blocks) == blocks
+            and len(connection.savepoint_ids) == savepoints
             and connection.connection is driver
-            and driver.pgconn.transaction_status == TransactionStatus.INTRANS
-            and not self._has_open_driver_blocks()
+            and server.transaction_status == _INTRANS
+            and not server.pipeline_status
+            and not driver_blocks(driver)
         )
 
     def finish(self) -> None:
@@ -311,7 +315,7 @@ class OrmBatch:
     # --- declared writes ----------------------------------------------------------------------------------
 
     def add(self, result: Any) -> int:
-        writes = result if isinstance(result, tuple | list) else (result,)
+        writes = result if isinstance(result, (tuple, list)) else (result,)
         for write in writes:
             self._buffer.add(write)
         return len(writes)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import datetime
 import enum
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist
@@ -21,26 +23,84 @@ from django.db.models.expressions import DatabaseDefault
 from django.db.models.signals import post_delete, pre_delete
 
 from scriba.targets.catalog import TableFacts, facts_of
-from scriba.targets.columns import Column, Encoder, quoted
+from scriba.targets.columns import NULL, Column, Encoder, quoted
 from scriba.targets.kinds import KEY_KINDS, TIMESTAMP, NotFoldable
-from scriba.targets.layers import Entry, Use
+from scriba.targets.layers import Entry, Form, Op, Use
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["InsertPlan", "Shape", "shape_of"]
+__all__ = ["RowForm", "Shape", "shape_of"]
 
 
 _NOTHING: Final[frozenset[Any]] = frozenset()
+MOST_KINDS: Final = 1_000  #: combinations of types that one form remembers
 
 Key = str | tuple[str, ...]  #: the text of a row's key; several texts when several columns make it
 
 
-class InsertPlan(NamedTuple):
-    """How rows with one set of given columns are inserted. `uses`: what such a row shares with others."""
+class RowForm(Form):
+    """A form that turns Python values into its columns' texts.
 
-    columns: tuple[tuple[int, Column, Mapping[type, Encoder]], ...]  #: place among the model's columns, what is known
-    uses: tuple[Use, ...]
+    How is looked up once for each combination of their types, because it is the same for nearly all rows.
+    """
+
+    __slots__ = ("_encoder", "_places", "_steps")
+
+    def __init__(  # noqa: PLR0913 - what a kind of row is made of
+        self,
+        op: Op,
+        shape: Shape,
+        columns: tuple[Column, ...],
+        uses: tuple[Use, ...],
+        takes_over: tuple[Column, ...] | None = None,
+        places: tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__(op, shape, columns, takes_over, uses)
+        self._encoder = _when_updated if op is Op.UPDATE else _when_inserted
+        self._places = places  #: where the columns stand among the values that are given; None: they are all
+        self._steps: dict[tuple[type, ...], list[tuple[int, Encoder]]] = {}
+
+    def texts_of(self, values: Iterable[Any]) -> list[str | None]:
+        """Return the text of each column. Raises `NotFoldable`; `values` stay as they are."""
+        texts = list(values)
+        if self._places is not None:
+            texts = [texts[place] for place in self._places]
+        kinds = tuple(map(type, texts))
+        steps = self._steps.get(kinds)
+        if steps is None:
+            steps = self._learn(kinds)
+        for place, encode in steps:
+            texts[place] = encode(texts[place])
+        return texts
+
+    def _learn(self, kinds: tuple[type, ...]) -> list[tuple[int, Encoder]]:
+        encoders = [self._encoder(column, kind) for column, kind in zip(self.columns, kinds, strict=True)]
+        steps = [
+            (place, encode)
+            for place, (kind, encode) in enumerate(zip(kinds, encoders, strict=True))
+            if encode is not NULL and not (encode is str and kind is str)
+        ]
+        if len(self._steps) >= MOST_KINDS:
+            self._steps.clear()
+        self._steps[kinds] = steps
+        return steps
+
+
+def _when_inserted(column: Column, kind: type) -> Encoder:
+    return column.known.get(kind, column.text)
+
+
+def _when_updated(column: Column, kind: type) -> Encoder:
+    usual = partial(_reference, column) if issubclass(kind, models.Model) else column.update_text
+    return column.update_known.get(kind, usual)
+
+
+def _reference(column: Column, other: Any) -> str | None:
+    """Return a foreign key's text for the instance it refers to. Raises `NotFoldable`."""
+    if not column.field.is_relation or not other._is_pk_set():
+        raise NotFoldable  # it waits for its key, or is none
+    return column.update_text(other.prepare_database_save(column.field))
 
 
 def shape_of(connection: BaseDatabaseWrapper, model: type[models.Model]) -> Shape:
@@ -62,7 +122,6 @@ class Shape:
         self.model = model
         self.facts = facts
         self.table = quoted(connection, opts.db_table)
-        self.sql: dict[Any, str] = {}  #: statements.py keeps its texts here
         self.columns = tuple(
             Column(field, facts.columns.get(str(field.column)), connection)
             for field in opts.concrete_fields
@@ -76,29 +135,31 @@ class Shape:
         self.fields = tuple(column.field for column in self.columns)
         self.key_places = tuple(self.columns.index(key) for key in self.keys)
         self._defaulted = tuple(place for place, column in enumerate(self.columns) if column.field.has_db_default())
-        self._attnames = tuple(column.attname for column in self.columns)
+        self._attributes = _getter([column.attname for column in self.columns])
         self._key_attnames = tuple(key.attname for key in self.keys)
         self._plain = frozenset(column.attname for column in self.columns if not column.pre_save)
         self._presaved = len(self._plain) < len(self.columns)
         self._drawn_place = self.key_places[0] if self.automatic_key is not None and self.keys else None
+        self._may_leave_out = bool(self._defaulted) or self._drawn_place is not None
         is_short = len(self.keys) == 1 and self.keys[0].element != TIMESTAMP
         self._key_texts = self.keys[0].fitting if is_short else {}  #: for the types that are their own canonical form
         self._key_words = _key_words(model)
         self._fast_delete: bool | None = None
-        self._insert_plans: dict[Any, InsertPlan] = {}
+        self._insert_forms: dict[Any, RowForm] = {}
         self._takes_over: dict[Any, tuple[Column, ...] | None] = {}
-        self._update_plans: dict[tuple[str, ...], tuple[Column, ...] | None] = {}
-        self.update_uses = (Use("rows", "keyed"),) if self.automatic_key is not None else ()
-        self.delete_uses = (*self.update_uses, Use("exclusion", "delete")) if facts.has_exclusive else self.update_uses
+        self._update_forms: dict[tuple[str, ...], RowForm | None] = {}
+        self._update_uses = (Use("rows", "keyed"),) if self.automatic_key is not None else ()
+        delete_uses = (*self._update_uses, Use("exclusion", "delete")) if facts.has_exclusive else self._update_uses
+        self.delete_form = Form(Op.DELETE, self, (), uses=delete_uses)
 
     # --- What the layers ask --------------------------------------------------------------------------
 
     def may_overwrite(self, entry: Entry, columns: Iterable[Column]) -> bool:
         """Say whether new values for `columns` in `entry` hide nothing that the database could have refused."""
-        writes_all = entry.op.value != "update"
+        writes_all, values = entry.form.op is not Op.UPDATE, entry.values
         for column in columns:
-            if column in entry.values:
-                if not column.accepts(entry.values[column]):
+            if column in values:
+                if not column.accepts(values[column]):
                     return False
             elif writes_all or column.is_guarded:
                 return False
@@ -114,11 +175,14 @@ class Shape:
         """Return the key that `lookups`, an update's or delete's filter, names wholly; None for any other filter."""
         if not isinstance(lookups, dict):
             return None
-        if len(self.keys) == 1:
-            if len(lookups) != 1:
-                return None
-            ((word, value),) = lookups.items()
-            return self.single_key(value) if self._key_words.get(word) == 0 else None
+        if len(self.keys) > 1:
+            return self._key_of_many_in(lookups)
+        if len(lookups) != 1:
+            return None
+        ((word, value),) = lookups.items()
+        return self.single_key(value) if self._key_words.get(word) == 0 else None
+
+    def _key_of_many_in(self, lookups: dict[str, Any]) -> Key | None:
         if len(lookups) == 1 and "pk" in lookups and isinstance(lookups["pk"], tuple | list):
             return self.key_of(lookups["pk"])
         places = [self._key_words.get(word) for word in lookups]
@@ -141,9 +205,15 @@ class Shape:
         texts = tuple(_key_text(column, value) for column, value in zip(self.keys, values, strict=True))
         return None if None in texts else texts  # type: ignore[return-value]
 
-    # --- Plans ----------------------------------------------------------------------------------------
+    def key_of_row(self, attributes: Sequence[Any]) -> Key | None:
+        """Return the canonical text of the key in a row's `attributes`; None: not known to be one."""
+        if len(self.keys) == 1:
+            return self.single_key(attributes[self.key_places[0]])
+        return self.key_of([attributes[place] for place in self.key_places])
 
-    def attributes(self, obj: models.Model) -> list[Any]:
+    # --- Forms ----------------------------------------------------------------------------------------
+
+    def attributes(self, obj: models.Model) -> Sequence[Any]:
         """Return what is to be stored of `obj`, column by column. Raises `NotFoldable` when it is not all loaded."""
         found = vars(obj)
         for attname in self._key_attnames:
@@ -152,7 +222,7 @@ class Shape:
                 break
         if not self._presaved:
             try:
-                return [found[attname] for attname in self._attnames]
+                return self._attributes(found)
             except KeyError:
                 raise NotFoldable from None
         if not found.keys() >= self._plain:
@@ -163,31 +233,36 @@ class Shape:
 
     def left_to_the_database(self, attributes: Sequence[Any]) -> frozenset[Column]:
         """Return the columns that the database gives their values: defaults of its own, and keys that it draws."""
+        if not self._may_leave_out:
+            return _NOTHING
         places = [place for place in self._defaulted if type(attributes[place]) is DatabaseDefault]
         if self._drawn_place is not None and attributes[self._drawn_place] is None:
             places.append(self._drawn_place)
         return frozenset(self.columns[place] for place in places) if places else _NOTHING
 
-    def insert_plan(self, left_out: frozenset[Column], takes_over: tuple[Column, ...] | None) -> InsertPlan | None:
-        """Return how a row is inserted whose `left_out` columns take the database's default. None: by the ORM."""
-        plan = self._insert_plans.get((left_out, takes_over))
-        if plan is None:
-            columns = tuple(
-                (place, column, column.known) for place, column in enumerate(self.columns) if column not in left_out
-            )
-            given = {column.name for _place, column, _known in columns}
+    def insert_form(self, left_out: frozenset[Column], takes_over: tuple[Column, ...] | None) -> RowForm | None:
+        """Return the form of a row whose `left_out` columns take the database's default. None: by the ORM."""
+        form = self._insert_forms.get((left_out, takes_over))
+        if form is None:
+            places = tuple(place for place, column in enumerate(self.columns) if column not in left_out)
+            columns = tuple(self.columns[place] for place in places)
+            given = {column.name for column in columns}
             calls = any(facts.calls for name, facts in self.facts.columns.items() if name not in given)
-            if not columns or calls or not all(column.folds for _place, column, _known in columns):
+            if not columns or calls or not all(column.folds for column in columns):
                 return None
-            plan = InsertPlan(columns, self._insert_uses(left_out, takes_over))
-            self._insert_plans[left_out, takes_over] = plan
-        return plan
+            op, uses = Op.INSERT if takes_over is None else Op.UPSERT, self._insert_uses(left_out, takes_over)
+            form = RowForm(op, self, columns, uses, takes_over, places if left_out else None)
+            self._insert_forms[left_out, takes_over] = form
+        return form
 
-    def update_columns(self, names: tuple[str, ...]) -> tuple[Column, ...] | None:
-        """Return the columns that an update of `names` sets, or None when the ORM has to write it."""
-        if names not in self._update_plans:
-            self._update_plans[names] = self._resolve(names)
-        return self._update_plans[names]
+    def update_form(self, names: tuple[str, ...]) -> RowForm | None:
+        """Return the form of an update of `names`, or None when the ORM has to write it."""
+        try:
+            return self._update_forms[names]
+        except KeyError:
+            columns = self._resolve(names)
+            form = None if columns is None else RowForm(Op.UPDATE, self, columns, self._update_uses)
+            return self._update_forms.setdefault(names, form)
 
     def takes_over(self, unique: tuple[str, ...] | None, update: tuple[str, ...] | None) -> tuple[Column, ...] | None:
         """Return the columns that an upsert's existing row takes over, or None when the ORM has to write it."""
@@ -232,7 +307,7 @@ class Shape:
 
         The mode of a draw is what makes a statement of its own: two statements in one layer would not keep the order.
         """
-        uses = [*self.update_uses, *([Use("exclusion", "insert")] if self.facts.has_exclusive else [])]
+        uses = [*self._update_uses, *([Use("exclusion", "insert")] if self.facts.has_exclusive else [])]
         given = {column.name for column in self.columns if column not in left_out}
         if any(key in left_out for key in self.keys):
             uses = [Use("rows", "drawn"), *(use for use in uses if use.thing != "rows")]
@@ -284,6 +359,11 @@ def _has_known_equality(key: Column, facts: TableFacts) -> bool:
 
 
 # --- Keys as canonical texts ------------------------------------------------------------------------------
+
+
+def _getter(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
+    """Return what picks `names` out of a mapping; KeyError for one that is not there."""
+    return itemgetter(*names) if len(names) > 1 else lambda found: [found[name] for name in names]
 
 
 def _key_words(model: type[models.Model]) -> dict[str, int]:

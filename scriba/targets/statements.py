@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from scriba.targets.layers import Entry, Op
+from scriba.targets.layers import Entry, Form, Op
 from scriba.targets.literals import array_literal
 
 if TYPE_CHECKING:
@@ -36,61 +36,65 @@ def forbid_cached_plans(connection: Any, cursor: Any) -> None:
 
 def execute_layer(cursor: Any, layer: Sequence[Entry]) -> int:
     """Write one layer. Return how many declared updates and deletes found no row."""
-    groups: dict[Any, list[Entry]] = {}
+    groups: dict[Form, list[Entry]] = {}
     for entry in layer:
-        groups.setdefault((entry.table, entry.op, entry.takes_over, *entry.values), []).append(entry)
-    return sum(_execute(cursor, entries) for entries in groups.values())
+        group = groups.get(entry.form)
+        if group is None:
+            groups[entry.form] = [entry]
+        else:
+            group.append(entry)
+    return sum(_execute(cursor, form, entries) for form, entries in groups.items())
 
 
-def _execute(cursor: Any, entries: list[Entry]) -> int:
-    first = entries[0]
-    if first.op in _KEYED and len(entries) > 1:
+def _execute(cursor: Any, form: Form, entries: list[Entry]) -> int:
+    if form.op in _KEYED and len(entries) > 1:
         entries.sort(key=_key)  # two workers lock shared rows in one order
-    parameters = _BINDERS[first.op](entries)
+    parameters = _BINDERS[form.op](entries)
     if len(entries) > 1 and sum(map(len, parameters)) > MAX_BYTES:
         half = len(entries) // 2
-        return _execute(cursor, entries[:half]) + _execute(cursor, entries[half:])
-    cursor.execute(_statement(first, _needs_count(first.op, entries)), parameters)
-    return _AFTERWARDS[first.op](cursor, entries)
+        return _execute(cursor, form, entries[:half]) + _execute(cursor, form, entries[half:])
+    cursor.execute(_statement(form, entries), parameters)
+    return _AFTERWARDS[form.op](cursor, entries)
 
 
 # --- Text -------------------------------------------------------------------------------------------------
 
 
-def _statement(first: Entry, returns_places: bool) -> str:  # noqa: FBT001 - one of two texts
-    shape: Any = first.table
-    known = (first.op, first.takes_over, tuple(first.values), returns_places, first.obj is not None)
-    sql: str | None = shape.sql.get(known)
+def _statement(form: Form, entries: Sequence[Entry]) -> str:
+    returns = _needs_count(entries) if form.op in _KEYED else entries[0].obj is not None
+    sql = form.sql.get(returns)
     if sql is None:
-        sql = shape.sql[known] = _COMPILERS[first.op](shape, first, returns_places)
+        sql = form.sql[returns] = _COMPILERS[form.op](form, returns)
     return sql
 
 
-def _insert_text(shape: Shape, first: Entry, _returns_places: bool) -> str:  # noqa: FBT001
-    columns: Sequence[Column] = tuple(first.values)
-    names = ", ".join(column.quoted for column in columns)
-    values = ", ".join(f"v.c{place}{column.cast}" for place, column in enumerate(columns))
-    sql = f"INSERT INTO {shape.table} ({names}) SELECT {values} FROM {_unnested(columns, 'c')}"
-    return sql + (f" RETURNING {shape.keys[0].quoted}" if first.obj is not None else "")
+def _insert_text(form: Form, returns: bool) -> str:  # noqa: FBT001 - one of two texts, as below
+    shape: Any = form.table
+    names = ", ".join(column.quoted for column in form.columns)
+    values = ", ".join(f"v.c{place}{column.cast}" for place, column in enumerate(form.columns))
+    sql = f"INSERT INTO {shape.table} ({names}) SELECT {values} FROM {_unnested(form.columns, 'c')}"
+    return sql + (f" RETURNING {shape.keys[0].quoted}" if returns else "")
 
 
-def _upsert_text(shape: Shape, first: Entry, returns_places: bool) -> str:  # noqa: FBT001
+def _upsert_text(form: Form, returns: bool) -> str:  # noqa: FBT001
+    shape: Any = form.table
     key = ", ".join(column.quoted for column in shape.keys)
-    taken = ", ".join(f"{column.quoted} = EXCLUDED.{column.quoted}" for column in first.takes_over or ())
+    taken = ", ".join(f"{column.quoted} = EXCLUDED.{column.quoted}" for column in form.takes_over or ())
     action = f"DO UPDATE SET {taken}" if taken else "DO NOTHING"
-    return f"{_insert_text(shape, first, returns_places)} ON CONFLICT ({key}) {action}"
+    return f"{_insert_text(form, returns)} ON CONFLICT ({key}) {action}"
 
 
-def _update_text(shape: Shape, first: Entry, returns_places: bool) -> str:  # noqa: FBT001
-    columns: Sequence[Column] = tuple(first.values)
-    sets = ", ".join(f"{column.quoted} = v.c{place}{column.cast}" for place, column in enumerate(columns))
-    source = _keyed_source(shape, columns, returns_places)
-    return f"UPDATE {shape.table} AS t SET {sets} FROM {source} WHERE {_same_row(shape)}{_places(returns_places)}"
+def _update_text(form: Form, returns: bool) -> str:  # noqa: FBT001
+    shape: Any = form.table
+    sets = ", ".join(f"{column.quoted} = v.c{place}{column.cast}" for place, column in enumerate(form.columns))
+    source = _keyed_source(shape, form.columns, returns)
+    return f"UPDATE {shape.table} AS t SET {sets} FROM {source} WHERE {_same_row(shape)}{_places(returns)}"
 
 
-def _delete_text(shape: Shape, _first: Entry, returns_places: bool) -> str:  # noqa: FBT001
-    source = _keyed_source(shape, (), returns_places)
-    return f"DELETE FROM {shape.table} AS t USING {source} WHERE {_same_row(shape)}{_places(returns_places)}"
+def _delete_text(form: Form, returns: bool) -> str:  # noqa: FBT001
+    shape: Any = form.table
+    source = _keyed_source(shape, (), returns)
+    return f"DELETE FROM {shape.table} AS t USING {source} WHERE {_same_row(shape)}{_places(returns)}"
 
 
 def _unnested(columns: Sequence[Column], prefix: str) -> str:
@@ -123,7 +127,7 @@ def _places(returns_places: bool) -> str:  # noqa: FBT001
 
 
 def _rows(entries: Sequence[Entry]) -> list[str]:
-    return [array_literal(texts) for texts in zip(*[entry.values.values() for entry in entries], strict=True)]
+    return [array_literal(texts) for texts in zip(*[entry.texts for entry in entries], strict=True)]
 
 
 def _keys(entries: Sequence[Entry]) -> list[str]:
@@ -147,15 +151,15 @@ def _deleted(entries: Sequence[Entry]) -> list[str]:
 # --- What came of it --------------------------------------------------------------------------------------
 
 
-def _needs_count(op: Op, entries: Sequence[Entry]) -> bool:
+def _needs_count(entries: Sequence[Entry]) -> bool:
     """Say whether the row count is not enough: an entry that stands for several writes counts as many."""
-    return op in _KEYED and any(entry.count > 1 for entry in entries)
+    return any(entry.count > 1 for entry in entries)
 
 
 def _count_unmatched(cursor: Any, entries: Sequence[Entry]) -> int:
     if cursor.rowcount == len(entries):
         return 0
-    if not _needs_count(entries[0].op, entries):
+    if not _needs_count(entries):
         return len(entries) - int(cursor.rowcount)
     found = {place for (place,) in cursor.fetchall()}
     return sum(entry.count for place, entry in enumerate(entries, 1) if place not in found)
@@ -165,7 +169,7 @@ def _hand_out_keys(cursor: Any, entries: Sequence[Entry]) -> int:
     """Tell instances the keys that the database drew, because others may be waiting to refer to them."""
     if entries[0].obj is not None:
         for entry, (key,) in zip(entries, cursor.fetchall(), strict=True):
-            shape: Any = entry.table
+            shape: Any = entry.form.table
             setattr(entry.obj, shape.keys[0].attname, key)
     return 0
 
@@ -179,7 +183,7 @@ def _nothing(_cursor: Any, _entries: Sequence[Entry]) -> int:
 
 
 _KEYED: Final = (Op.UPDATE, Op.DELETE)
-_COMPILERS: Final[dict[Op, Callable[[Any, Entry, bool], str]]] = {
+_COMPILERS: Final[dict[Op, Callable[[Form, bool], str]]] = {
     Op.INSERT: _insert_text, Op.UPDATE: _update_text, Op.DELETE: _delete_text, Op.UPSERT: _upsert_text,
 }  # fmt: skip
 _BINDERS: Final[dict[Op, Callable[[Sequence[Entry]], list[str]]]] = {

@@ -48,10 +48,11 @@ class Watch:
         self._driver = connection.connection
         self._before_first = before_first
         self._is_passing = False  #: a noticed statement, or one of our own, is on its way
+        self._is_used = False  #: the last handler has left something behind in what follows
         self._errors: list[BaseException] = []
         self._outer_wrappers = list(connection.execute_wrappers)
         self._originals: dict[str, Callable[..., Any]] = {}
-        self.running = False
+        self.running = False  #: a handler is being called; whoever has called it says when it has ended
         self.touched = False
         self.wrote = False
         self.broken_by: BaseException | None = None  #: the error behind a transaction that is broken, if it is
@@ -65,18 +66,15 @@ class Watch:
 
     def start(self) -> None:
         """A handler begins."""
-        self.running = True
-        self.touched = self.wrote = self._is_passing = False
-        self.broken_by = self.early_error = None
-        if self._errors:
+        if self._is_used:
+            self._is_used = self.touched = self.wrote = False
+            self.broken_by = self.early_error = None
             self._errors.clear()
-
-    def stop(self) -> None:
-        """It has ended."""
-        self.running = False
+        self.running = True
 
     def touch(self) -> None:
         """Before the first statement of a handler: let everything before it be executed and a savepoint be set."""
+        self._is_used = True
         if self.early_error is not None:
             raise self.early_error
         if self._connection.needs_rollback:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scriba.targets.layers import Entry, Layers, Op, Use
+from scriba.targets.layers import Entry, Form, Layers, Op, Use
 from tests.support.profiles import runs
 
 pytestmark = pytest.mark.case("C3")
@@ -108,21 +108,22 @@ def one_by_one(table, writes):
 def folded(table, writes, shuffle):
     layers = Layers()
     for op, key, values in writes:
-        entry = Entry(op, table, key, dict(values), ("a", "b") if op is Op.UPSERT else None)
-        layers.place(entry, _uses(op, key))
+        takes_over = ("a", "b") if op is Op.UPSERT else None
+        form = Form(op, table, tuple(values), takes_over, _uses(op, key))
+        layers.place(Entry(form, key, list(values.values())))
     for layer in layers.drain():
         assert len({entry.key for entry in layer if entry.key is not None}) == sum(e.key is not None for e in layer)
         for entry in _commuted(layer, shuffle):
-            table.execute(entry.op, entry.key, entry.values, entry.takes_over, entry.count)
+            table.execute(entry.form.op, entry.key, entry.values, entry.form.takes_over, entry.count)
 
 
 def _commuted(layer, shuffle):
     """Return a layer's entries as its statements might write them: one statement per operation, in any order, with
     its rows in any order too unless they draw.
     """
-    statements = [[entry for entry in layer if entry.op is op] for op in shuffle.sample([*Op], len(Op))]
+    statements = [[entry for entry in layer if entry.form.op is op] for op in shuffle.sample([*Op], len(Op))]
     for statement in statements:
-        if statement and statement[0].op in (Op.UPDATE, Op.DELETE):
+        if statement and statement[0].form.op in (Op.UPDATE, Op.DELETE):
             shuffle.shuffle(statement)
     return [entry for statement in statements for entry in statement]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scriba.targets.layers import Entry, Layers, Op, Use
+from scriba.targets.layers import Entry, Form, Layers, Op, Use
 
 pytestmark = pytest.mark.case("C2", "C3")
 
@@ -30,24 +30,30 @@ def layered(*placed):
     """Place entries (or pairs of entry and uses); return each layer as (operation, key, values, count)."""
     layers = Layers()
     for entry in placed:
-        layers.place(*(entry if isinstance(entry, tuple) else (entry,)))
-    return [[(entry.op.value, entry.key, entry.values, entry.count) for entry in layer] for layer in layers.drain()]
+        layers.place(entry)
+    return [
+        [(entry.form.op.value, entry.key, entry.values, entry.count) for entry in layer] for layer in layers.drain()
+    ]
+
+
+def entry(op, table, key, values, uses=(), takes_over=None):
+    return Entry(Form(op, table, tuple(values), takes_over, uses), key, list(values.values()))
 
 
 def insert(table, key, uses=(), **values):
-    return Entry(Op.INSERT, table, key, values), uses
+    return entry(Op.INSERT, table, key, values, uses)
 
 
 def update(table, key, uses=(), **values):
-    return Entry(Op.UPDATE, table, key, values), uses
+    return entry(Op.UPDATE, table, key, values, uses)
 
 
 def delete(table, key, uses=()):
-    return Entry(Op.DELETE, table, key, {}), uses
+    return entry(Op.DELETE, table, key, {}, uses)
 
 
 def upsert(table, key, takes_over=("a",), uses=(), **values):
-    return Entry(Op.UPSERT, table, key, {"key": key, **values}, takes_over), uses
+    return entry(Op.UPSERT, table, key, {"key": key, **values}, uses, takes_over)
 
 
 def test_different_rows_share_a_layer(table):
@@ -184,8 +190,8 @@ def test_ordered_uses_all_happen(table):
 def test_draining_forgets(table):
     """What was handed over has no part in what comes later."""
     layers = Layers()
-    layers.place(*delete(table, 1, [DELETING]))
+    layers.place(delete(table, 1, [DELETING]))
     layers.drain()
     assert not layers
-    layers.place(*insert(table, 1, [INSERTING], a="x"))
-    assert [[entry.op for entry in layer] for layer in layers.drain()] == [[Op.INSERT]]
+    layers.place(insert(table, 1, [INSERTING], a="x"))
+    assert [[entry.form.op for entry in layer] for layer in layers.drain()] == [[Op.INSERT]]

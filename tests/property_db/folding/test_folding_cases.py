@@ -471,9 +471,9 @@ def test_a_default_that_may_read_anything_is_the_orms():
         "ALTER TABLE folding_uuidkey ADD COLUMN extra int DEFAULT f()"
     )
     usual, calling = shape_of(connections["default"], UuidKey), shape_of_facts(UuidKey, _facts_after(change))
-    assert usual.insert_plan(frozenset(), None) is not None
-    assert calling.insert_plan(frozenset(), None) is None
-    assert calling.update_columns(("number",)) is not None
+    assert usual.insert_form(frozenset(), None) is not None
+    assert calling.insert_form(frozenset(), None) is None
+    assert calling.update_form(("number",)) is not None
 
 
 @isolate_apps("tests.property_db.folding.app")
