@@ -2,7 +2,7 @@
 
 A notification only says *look now*, and nothing depends on it. Notifications are lost while a connection is down, so
 each connect is LISTEN first and then a hint to look; whoever listens polls in any case. Through a pooler in transaction
-mode nothing is ever heard.
+mode nothing is ever heard, and LISTEN would be left behind on a connection that belongs to others: there it is not said.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from scriba.log_fields import about
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["BorrowedEar", "Ear", "Switchboard", "may_listen"]
+__all__ = ["BorrowedEar", "Ear", "Switchboard", "is_pooled", "may_listen"]
 
 logger = logging.getLogger("scriba")
 
@@ -39,20 +39,21 @@ CLOSE_WITHIN_S: Final = 5.0
 
 
 def may_listen(using: str) -> bool:
-    """Say whether listening on the database `using` makes sense.
+    """Say whether anybody wants to listen on the database `using`."""
+    return scriba_settings().listen and connections[using].vendor == "postgresql"
 
-    Not when the settings say no, and not behind a pooler in transaction mode, which a project tells Django of by
-    ``DISABLE_SERVER_SIDE_CURSORS``: there LISTEN would be left behind on a connection that belongs to others.
-    """
-    connection = connections[using]
-    pooled = connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS", False)
-    return scriba_settings().listen and connection.vendor == "postgresql" and not pooled
+
+def is_pooled(connection: Connection) -> bool:
+    """Say whether a pooler stands between us and the server: it hands out a process id of its own."""
+    row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    return row is not None and row[0] != connection.info.backend_pid
 
 
 class Ear:
     """Calls `on_hint` whenever `channel` says something. Start once, close once.
 
-    `database` is an alias, or what opens a connection: a source may read a database that Django does not know. With `on_notice` that is called instead, with what was said; `on_hint` then only after each connect.
+    `database` is an alias, or what opens a connection: a source may read a database that Django does not know. With
+    `on_notice` that is called instead, with what was said; `on_hint` then only after each connect.
     """
 
     def __init__(
@@ -91,6 +92,9 @@ class Ear:
             connection: Connection | None = None
             try:
                 connection = self._connect()
+                if isinstance(self._database, str) and is_pooled(connection):
+                    self._give_up()
+                    return
                 self._listen(connection)
                 failures = 0
                 self._hear(connection)
@@ -112,6 +116,7 @@ class Ear:
         wrapper.settings_dict["OPTIONS"].pop("pool", None)
         wrapper.ensure_connection()
         connection: Connection = wrapper.connection
+        connection.set_autocommit(True)
         return connection
 
     def _listen(self, connection: Connection) -> None:
@@ -137,6 +142,14 @@ class Ear:
             self._on_hint()
         else:
             self._on_notice(payload)
+
+    def _give_up(self) -> None:
+        logger.info(
+            "%s: %r is reached through a connection pooler, through which nothing is heard: polling only",
+            self._name,
+            self._database,
+            extra=about(None, channel=self._channel, listener=self._name),
+        )
 
     def _back_off(self, failures: int, error: Exception) -> None:
         wait_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)] * random.uniform(1.0, 1.5)  # noqa: S311 - spreads load
@@ -238,7 +251,9 @@ class BorrowedEar:
     def _open(self) -> None:
         try:
             self._wrapper.ensure_connection()
-            connection: psycopg.Connection[Any] = self._wrapper.connection
+            connection: Connection = self._wrapper.connection
+            if is_pooled(connection):
+                return
             _say(connection, "LISTEN {}", self._channel)
         except (psycopg.Error, DatabaseError, InterfaceError):  # a standby that accepts no LISTEN; or nothing at all
             return

@@ -20,7 +20,7 @@ from scriba.protocols import FailureKind
 if TYPE_CHECKING:
     from scriba.protocols import Identity
 
-__all__ = ["Connector", "insist_on_indexes", "is_pooled", "is_transient"]
+__all__ = ["Connector", "insist_on_indexes", "is_transient"]
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -74,12 +74,6 @@ class Connector:
 def _without_overrides(dsn: str) -> dict[str, Any]:
     """Return what the connection string itself says, so that it wins over our defaults."""
     return {key: value for key, value in conninfo_to_dict(dsn).items() if key in {*_KEEPALIVE, "application_name"}}
-
-
-def is_pooled(connection: Connection) -> bool:
-    """Say whether a pooler stands between us and the server: it hands out a process id of its own."""
-    row = connection.execute("SELECT pg_backend_pid()").fetchone()
-    return row is not None and row[0] != connection.info.backend_pid
 
 
 def insist_on_indexes(connection: Connection) -> None:

@@ -23,10 +23,11 @@ import psycopg
 from scriba.conf import scriba_settings
 from scriba.event import Event
 from scriba.exceptions import SourceError
-from scriba.listening import Ear
+from scriba.listening import Ear, is_pooled
+from scriba.log_fields import about
 from scriba.protocols import Head, Page
 from scriba.sources.commanded_checkpoint import SharedCheckpoint, SubscriptionName
-from scriba.sources.commanded_connections import insist_on_indexes, is_pooled
+from scriba.sources.commanded_connections import insist_on_indexes
 from scriba.sources.commanded_serializers import codec_for
 from scriba.sources.commanded_store import ALL, Statements, inspect_store
 
@@ -90,7 +91,7 @@ class CommandedSubscription:
         """Take the lock, listen, and only then decide where to begin: what comes after that is heard of."""
         source, cursor = self._source, self._resume
         if self._shape.remark:
-            logger.warning("%s: %s", self._identity, self._shape.remark)
+            logger.warning("%s: %s", self._identity, self._shape.remark, extra=about(self._identity))
         if source.checkpoint == "shared":
             self._checkpoint = self._claim()
             cursor = max(self._checkpoint.last_seen, -1 if cursor is None else cursor)
@@ -254,8 +255,9 @@ class CommandedSubscription:
         if stream.is_deleted and not self._complained:
             self._complained = True
             logger.warning(
-                "%s: the stream %r was deleted; nothing more will come from it", self._identity, self._source.stream
-            )
+                "%s: the stream %r was deleted; nothing more will come from it", self._identity, self._source.stream,
+                extra=about(self._identity),
+            )  # fmt: skip
         return stream
 
     def _counts_anew(self, stream: _Stream) -> str:
@@ -335,7 +337,7 @@ class CommandedSubscription:
             what = "a replica" if shape.in_recovery else "a connection pooler"
             logger.warning(
                 "%s: LISTEN does not work through %s: polling only (session= may name a direct connection)",
-                self._identity, what,
+                self._identity, what, extra=about(self._identity),
             )  # fmt: skip
             return
         self._ear = Ear(lambda: self._session("listener"), shape.channel, self._hint.set, str(self._identity))

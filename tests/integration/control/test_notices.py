@@ -17,7 +17,7 @@ from django.db import connection, connections
 from django.test import override_settings
 
 import scriba
-from scriba import waiting
+from scriba import listening, waiting
 from scriba.engine import coordinator
 from scriba.exceptions import EventDeadLettered, ProjectionHalted
 from scriba.listening import BorrowedEar
@@ -148,7 +148,7 @@ def test_without_an_ear_wishes_are_followed_all_the_same(
     world: World, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looking is what everything rests on: the setting, and a pooler in transaction mode, switch the ear off."""
-    monkeypatch.setitem(connections["default"].settings_dict, "DISABLE_SERVER_SIDE_CURSORS", reason == "pooler")
+    monkeypatch.setattr(listening, "is_pooled", lambda _connection: reason == "pooler")
     with override_settings(SCRIBA={**settings.SCRIBA, "listen": reason == "pooler"}):
         with running(world, world.projection()) as projection:
             scriba.pause(projection, wait=True)
@@ -241,7 +241,7 @@ def test_nothing_is_announced_while_nobody_waits(world: World) -> None:
 @pytest.mark.parametrize("deaf", ["setting", "pooler"])
 def test_who_cannot_listen_polls(world: World, deaf: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read-your-writes needs no notice, only more looks."""
-    monkeypatch.setitem(connections["default"].settings_dict, "DISABLE_SERVER_SIDE_CURSORS", deaf == "pooler")
+    monkeypatch.setattr(listening, "is_pooled", lambda _connection: deaf == "pooler")
     with (
         override_settings(SCRIBA={**settings.SCRIBA, "listen": deaf == "pooler"}),
         running(world, world.projection()) as projection,

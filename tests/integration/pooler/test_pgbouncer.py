@@ -13,11 +13,16 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from django.db import connection, connections
 from psycopg.conninfo import conninfo_to_dict
 
+import scriba
+from scriba import listening
+from scriba.protocols import Status
 from tests.support.processes import database_url, managed
 from tests.support.waiting import wait_until
 from tests.support.world import World
@@ -102,6 +107,31 @@ def test_ownership_behind_a_pooler_survives_a_stopped_owner(pooled: str) -> None
             world.wait_applied(150)
 
     world.check(positions)
+
+
+@pytest.fixture
+def pooled_alias(pooled: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A database alias of this process, for those who listen, that leads through PgBouncer."""
+    parts = conninfo_to_dict(pooled)
+    wrapper: Any = connections["default"].copy()  # type: ignore[attr-defined]
+    wrapper.settings_dict |= {"HOST": parts["host"], "PORT": parts["port"], "USER": parts["user"]}
+    monkeypatch.setattr(listening, "connections", {"pooled": wrapper})
+    yield "pooled"
+    wrapper.close()
+
+
+@pytest.mark.case("D11")
+def test_behind_a_pooler_nobody_listens_and_wishes_are_followed_by_looking(pooled: str, pooled_alias: str) -> None:
+    """LISTEN would stay behind on a connection that belongs to others; all that is lost is a moment."""
+    with managed("run_projections", "noting", DATABASE_URL=pooled):
+        wait_until(lambda: scriba.info("noting").status == Status.RUNNING, what="it to run")
+        scriba.pause("noting", wait=True)
+        scriba.resume("noting", wait=True)
+        ear = listening.BorrowedEar(pooled_alias, "scriba_settled", "noting:1")
+        assert ear.is_deaf
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
+            assert cursor.fetchone() == (0,)
 
 
 @pytest.mark.case("D11", "C7", "B1")
