@@ -52,7 +52,7 @@ def forget(identity: Identity, alias: str, *, by: str = "") -> int:
 
 
 def _refuse_running(cursor: CursorWrapper, identity: Identity, alias: str) -> None:
-    for owner, is_live in insist(cursor, _LOCK, _named(identity), using=alias):
+    for owner, is_live in insist(cursor, _LOCK, _named(identity), using=alias, identity=identity):
         if is_live:
             msg = f"cannot forget {identity}: {owner} runs it. It is declared there, though not here; stop that process first."
             raise InvalidState("running", msg)

@@ -155,6 +155,7 @@ class PgLedger:
                 f"WHERE {_SEGMENT} AND {_IS_FREE} RETURNING id, epoch",
                 self._row | {"owner": owner, "lease_s": lease_s},
                 using=self._connection.using,
+                identity=self._identity,
             )
         if not found:
             return None
@@ -345,6 +346,7 @@ class PgLedger:
                 f"SELECT 1 FROM scriba_segments WHERE id = %(segment)s AND {_OURS} FOR UPDATE",
                 _params(lease),
                 using=self._connection.using,
+                identity=self._identity,
             )
         )
 

@@ -14,6 +14,7 @@ from django.db import connections, transaction
 from scriba.audit import record
 from scriba.exceptions import ConfigurationError, InvalidState
 from scriba.info import alias_of, read_state
+from scriba.log_fields import about
 from scriba.protocols import Status
 from scriba.registry import find
 from scriba.takeover import insist, wear_reset_mark
@@ -62,7 +63,8 @@ def reset(
         _fence(projection, cursor, alias)
         forgotten = _forget(projection, cursor, tables, delete_letters=dead_letters)
         record(cursor, projection.identity, "reset", by=by, detail=_detail(forgotten, tables, deleted=dead_letters))
-    logger.warning("%s was reset by %s: %s", projection.identity, by or "somebody", forgotten)
+    extra = about(projection.identity, by=by or None)
+    logger.warning("%s was reset by %s: %s", projection.identity, by or "somebody", forgotten, extra=extra)
     return forgotten
 
 
@@ -85,7 +87,7 @@ def _tables(projection: Projection, truncate: bool | Collection[type[Model]]) ->
 
 def _fence(projection: Projection, cursor: CursorWrapper, alias: str) -> None:
     """Lock the segments alone, look once more whether somebody runs the projection, and raise the epochs."""
-    for status, is_live in insist(cursor, _LOCK, _params(projection), using=alias):
+    for status, is_live in insist(cursor, _LOCK, _params(projection), using=alias, identity=projection.identity):
         _refuse_running(projection, status, is_live=is_live)
     cursor.execute(_RAISE, _params(projection))
 

@@ -18,11 +18,14 @@ import threading
 from typing import TYPE_CHECKING, Final, Self
 
 from scriba.connection import OwnConnection, Params, Row
+from scriba.log_fields import about
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from django.db.backends.utils import CursorWrapper
+
+    from scriba.protocols import Identity
 
 __all__ = ["Eviction", "insist", "wear_reset_mark"]
 
@@ -34,16 +37,25 @@ LONGEST_WAIT_S: Final = 10.0  #: then the statement fails with 57014 and is trie
 RESET_MARK: Final = 1_396_920_905  #: first key of the advisory lock that exempts a transaction from eviction
 
 
-def insist(cursor: CursorWrapper, sql: str, params: Params, *, using: str, patience_s: float = PATIENCE_S) -> list[Row]:
+def insist(  # noqa: PLR0913 - a statement, where, and for whom
+    cursor: CursorWrapper,
+    sql: str,
+    params: Params,
+    *,
+    using: str,
+    identity: Identity | None = None,
+    patience_s: float = PATIENCE_S,
+) -> list[Row]:
     """Execute `sql` inside the open transaction of `cursor`; end whoever makes it wait for a row lock.
 
+    `identity`: the projection whose segment it is about, for the log.
     Raises ``OperationalError`` (57014) when the way is not free after ten seconds.
     """
     cursor.execute("SELECT pg_backend_pid(), current_setting('statement_timeout')")
     pid, timeout_before = cursor.fetchone() or (0, "0")
     _set_timeout(cursor, f"{LONGEST_WAIT_S:g}s")
     mark = f"/* scriba takeover {secrets.token_hex(8)} */"
-    with Eviction(using, pid, mark, patience_s=patience_s):
+    with Eviction(using, pid, mark, identity=identity, patience_s=patience_s):
         cursor.execute(f"{mark} {sql}", params)
         rows: list[Row] = cursor.fetchall()
     _set_timeout(cursor, timeout_before)
@@ -66,8 +78,17 @@ class Eviction:
     behind a pooler).
     """
 
-    def __init__(self, using: str, pid: int, mark: str, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        using: str,
+        pid: int,
+        mark: str,
+        *,
+        identity: Identity | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self._connection = OwnConnection(using)
+        self._identity = identity
         self._pid = pid
         self._mark = mark
         self._patience_s = patience_s
@@ -103,7 +124,11 @@ class Eviction:
         for pid, user, application, ended in found:
             if ended:
                 logger.warning(
-                    "ended backend %s (%s, %s): it held a segment that is taken over", pid, user, application
+                    "ended backend %s (%s, %s): it held a segment that is taken over",
+                    pid,
+                    user,
+                    application,
+                    extra=about(self._identity, pid=pid),
                 )
             else:
                 self._complain("waiting for the reset of backend %s", pid)
@@ -111,7 +136,7 @@ class Eviction:
     def _complain(self, message: str, detail: object) -> None:
         if not self._complained:
             self._complained = True
-            logger.warning(message, detail)
+            logger.warning(message, detail, extra=about(self._identity))
 
 
 #: One look: who is in front of us, and (unless it is a reset) its end. A prepared transaction has no backend to end.

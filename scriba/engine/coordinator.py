@@ -159,7 +159,7 @@ class Coordinator:
         self._reason = ""
         self._lost.clear()
         self._keeper = keeper = LeaseKeeper(
-            self._open_ledger, claim, self._settings.lease_s, self._progress, self._lease_lost, name=str(self._identity)
+            self._open_ledger, claim, self._settings.lease_s, self._progress, self._lease_lost, identity=self._identity
         )
         keeper.start()
         try:

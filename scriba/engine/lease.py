@@ -17,10 +17,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from scriba.log_fields import about
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from scriba.protocols import Lease, Ledger, Progress
+    from scriba.protocols import Identity, Lease, Ledger, Progress
 
 __all__ = ["LeaseKeeper"]
 
@@ -47,7 +49,7 @@ class LeaseKeeper:
         progress: Callable[[], Progress],
         on_lost: Callable[[], None],
         *,
-        name: str = "",
+        identity: Identity,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_ledger = open_ledger
@@ -55,7 +57,7 @@ class LeaseKeeper:
         self._lease_s = lease_s
         self._progress = progress
         self._on_lost = on_lost
-        self._name = name
+        self._identity = identity
         self._clock = clock
         self._held_until = clock() + lease_s
         self._failures = 0
@@ -63,7 +65,7 @@ class LeaseKeeper:
         self._is_lost = False
         self._changed = threading.Condition()
         self._threads = [
-            threading.Thread(target=work, name=f"scriba {name} {role}", daemon=True)
+            threading.Thread(target=work, name=f"scriba {identity} {role}", daemon=True)
             for role, work in (("lease", self._keep), ("lease-watch", self._watch))
         ]
 
@@ -95,7 +97,10 @@ class LeaseKeeper:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(JOIN_S)
                 if thread.is_alive():
-                    logger.warning("%s is late: its heartbeat hangs; it ends with its connection", thread.name)
+                    extra = about(self._identity)
+                    logger.warning(
+                        "%s is late: its heartbeat hangs; it ends with its connection", thread.name, extra=extra
+                    )
 
     def beat(self, ledger: Ledger) -> float | None:
         """Send one heartbeat; return the seconds until the next one, or None when there is none."""
@@ -105,7 +110,7 @@ class LeaseKeeper:
         except Exception as error:
             if ledger.transient(error):
                 return self._failed(error)
-            logger.exception("%s: the heartbeat failed for good", self._name)
+            logger.exception("%s: the heartbeat failed for good", self._identity, extra=about(self._identity))
             self._lose("the heartbeat failed for good")
             return None
         if held:
@@ -155,7 +160,9 @@ class LeaseKeeper:
     def _failed(self, error: Exception) -> float:
         """Try again soon: until the lease's time is over, nobody else can have taken it."""
         if not self._failures:
-            logger.warning("%s: a heartbeat failed, trying again: %s", self._name, " ".join(str(error).split()))
+            cause = " ".join(str(error).split())
+            extra = about(self._identity)
+            logger.warning("%s: a heartbeat failed, trying again: %s", self._identity, cause, extra=extra)
         wait_s = FIRST_RETRY_S * 2.0**self._failures
         self._failures = min(self._failures + 1, 10)
         return min(wait_s, self._lease_s / BEATS_PER_LEASE)
@@ -170,5 +177,5 @@ class LeaseKeeper:
                 return
             self._is_lost = True
             self._changed.notify_all()
-        logger.warning("%s: the lease is lost: %s", self._name, reason)
+        logger.warning("%s: the lease is lost: %s", self._identity, reason, extra=about(self._identity))
         self._on_lost()

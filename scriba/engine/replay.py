@@ -20,6 +20,7 @@ from scriba.engine.handling import DecodeFailed, FailReturned, HandlerCall, Hand
 from scriba.engine.lanes import Routed
 from scriba.engine.letters import letter_for
 from scriba.event import SkipEvent
+from scriba.log_fields import about
 from scriba.protocols import CursorMove, Failure, FailureKind, FenceLost, Resolution, WriteFailed
 from scriba.results import Fail
 
@@ -58,7 +59,9 @@ class Replayer:
             failure, cause = self._failure_of(error)
             if failure.kind is not FailureKind.TRANSIENT:
                 raise
-            logger.warning("%s: a %s waits: %s", self._projection.identity, wish.wish, plain_text(cause))
+            identity = self._projection.identity
+            extra = about(identity, position=wish.event_position, letter=wish.letter)
+            logger.warning("%s: a %s waits: %s", identity, wish.wish, plain_text(cause), extra=extra)
 
     # --- one letter ---------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from scriba.log_fields import about
+
 if TYPE_CHECKING:
     from django.dispatch import Signal
 
@@ -22,7 +24,14 @@ def send(signal: Signal, projection: Identity, **fields: Any) -> None:
         return
     for receiver, answer in signal.send_robust(sender=projection, projection=projection, **fields):
         if isinstance(answer, Exception):
-            logger.error("a signal receiver failed: %r", receiver, exc_info=answer)
+            known = {name: fields[name] for name in ("lane", "position", "event_id") if name in fields}
+            logger.error(
+                "%s: a signal receiver failed: %r",
+                projection,
+                receiver,
+                extra=about(projection, **known),
+                exc_info=answer,
+            )
 
 
 def event_fields(event: Event) -> dict[str, Any]:
@@ -50,11 +59,5 @@ def log_letter(projection: Identity, letter: Letter, lane: int) -> None:
         letter.error_kind,
         " ".join(letter.message.split()),
         exc_info=letter.cause,
-        extra={
-            "projection": projection.name,
-            "version": projection.version,
-            "lane": lane,
-            "position": event.position,
-            "event_id": event.id,
-        },
+        extra=about(projection, lane=lane, position=event.position, event_id=event.id),
     )

@@ -11,7 +11,7 @@ import pytest
 
 from scriba.engine import lease as lease_module
 from scriba.engine.lease import LeaseKeeper
-from scriba.protocols import Lease, Ledger, Progress, Status
+from scriba.protocols import Identity, Lease, Ledger, Progress, Status
 from scriba.testing.memory import MemoryLedger, MemoryState, MemoryTarget
 
 LEASE_S = 15.0
@@ -49,7 +49,7 @@ class World:
             lease_s,
             lambda: Progress(Status.RUNNING, watermark=7),
             self.on_lost,
-            name="orders:1",
+            identity=Identity("orders", 1),
             clock=clock or self.clock,
         )
 
