@@ -15,7 +15,7 @@ from django.db import connections
 from scriba.audit import AUDITED
 from scriba.exceptions import InvalidState, ProjectionHalted, WaitTimeout
 from scriba.info import Info, ListedProjection, State, alias_of, info, list_projections, read_state
-from scriba.letter_wishes import BulkResult, dead_letters, discard, discard_all, replay, replay_all
+from scriba.letter_wishes import BulkResult, dead_letters, discard, discard_all, purge_resolved, replay, replay_all
 from scriba.protocols import Status, Wish
 from scriba.registry import find
 from scriba.resetting import Forgotten, reset
@@ -38,6 +38,7 @@ __all__ = [
     "info",
     "list_projections",
     "pause",
+    "purge_resolved",
     "replay",
     "replay_all",
     "reset",

@@ -7,6 +7,7 @@ what is refused here is refused by the owner too, which decides; and who wished 
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections, transaction
@@ -20,12 +21,13 @@ from scriba.waiting import is_so_within, refuse_to_wait_in_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import timedelta
 
     from django.db.models import Model, QuerySet
 
     from scriba.models import DeadLetter
 
-__all__ = ["BulkResult", "dead_letters", "discard", "discard_all", "replay", "replay_all"]
+__all__ = ["BulkResult", "dead_letters", "discard", "discard_all", "purge_resolved", "replay", "replay_all"]
 
 
 class BulkResult(NamedTuple):
@@ -93,6 +95,16 @@ def discard_all(
 ) -> BulkResult:
     """Wish that all `letters` be given up for good. See :func:`replay_all`."""
     return _wish_all(letters, "discard", by, on_progress)
+
+
+def purge_resolved(letters: QuerySet[DeadLetter], *, older_than: timedelta, by: str = "") -> int:
+    """Delete those of `letters` that were replayed or discarded longer ago than `older_than`; return how many.
+
+    Some thousand at a time, each of these chunks committed by itself. Open and parked ones stay, whatever their age.
+    """
+    from scriba.bulk import purge  # noqa: PLC0415 - needs the app registry
+
+    return sum(purge(letters, before=datetime.now(UTC) - older_than, by=by))
 
 
 def _wish_all(

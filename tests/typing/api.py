@@ -5,6 +5,7 @@ Each name of the public API is used as its reference page shows it. `assert_type
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, assert_type
 
 from django.db.models import F, Model, Q, QuerySet
@@ -41,6 +42,7 @@ from scriba import (
     list_projections,
     pause,
     projection,
+    purge_resolved,
     replay,
     replay_all,
     reset,
@@ -145,6 +147,7 @@ def operate() -> None:
     assert_type(result, BulkResult)
     assert_type(result.refused, list[int])
     discard_all(letters.filter(pk__in=result.refused), by="me")
+    assert_type(purge_resolved(letters, older_than=timedelta(days=90)), int)
 
     assert_type(wait_for(orders, position=7, timeout=1.0), int)
     with start_projection(orders, parallelism=32) as handle:

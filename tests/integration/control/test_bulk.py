@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -62,6 +63,20 @@ def test_the_public_functions_say_what_became_of_each_letter(world: World, monke
     assert scriba.replay_all(of(world).filter(pk=late.pk), allow_out_of_order=True).wished == [late.pk]
     assert scriba.discard_all(of(world).filter(pk=parked.pk), by="bob").wished == [parked.pk]
     assert scriba.discard_all(of(world)).refused == [letter.pk for letter in (*made, parked, late)]
+
+
+def test_a_purge_deletes_what_was_resolved_long_ago(world: World) -> None:
+    """Not what is young, nor what nobody has resolved, however old it is."""
+    ago = {days: datetime.now(UTC) - timedelta(days=days) for days in (1, 100)}
+    letters(world, 1, status="replayed", resolved_at=ago[100])
+    letters(world, 2, status="discarded", resolved_at=ago[100])
+    letters(world, 3, status="replayed", resolved_at=ago[1])
+    letters(world, 4, occurred_at=ago[100])
+
+    deleted = scriba.purge_resolved(scriba.dead_letters(world.projection()), older_than=timedelta(days=90), by="ann")
+
+    assert deleted == 2
+    assert [letter.position for letter in of(world)] == [3, 4]
 
 
 def test_an_interruption_leaves_whole_chunks_and_repeating_does_the_rest(

@@ -12,7 +12,6 @@ from django.core.management import call_command
 from django.test import Client
 
 import scriba
-from scriba import bulk
 from scriba.forgetting import forget
 from scriba.management.base import operator
 from scriba.models import Audit, DeadLetter, ProjectionState
@@ -43,7 +42,7 @@ class Desk:
             "discard": lambda: scriba.discard(self._letters.get(), by="ann"),
             "replay all": lambda: scriba.replay_all(self._letters, by="ann"),
             "discard all": lambda: scriba.discard_all(self._letters, by="ann"),
-            "purge": lambda: list(bulk.purge(self._letters, before=datetime.now(UTC), by="ann")),
+            "purge": lambda: scriba.purge_resolved(self._letters, older_than=timedelta(days=1), by="ann"),
             "forget": lambda: forget(ORPHAN, "default", by="ann"),
             "start in the background": self._start_in_the_background,
         }
