@@ -20,6 +20,7 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from scriba.conf import scriba_settings
 from scriba.exceptions import ConfigurationError
+from scriba.listening import may_listen
 from scriba.registry import all_projections, duplicate_identities, qualified_name
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ __all__ = [
     "target_alias",
 ]
 
-#: What a running projection opens besides one connection per lane: reader, its ledger, coordinator, heartbeat.
+#: What a running projection opens besides one connection per lane: reader, its ledger, coordinator, heartbeat. The
+#: process has one more, by which it hears of wishes.
 CONNECTIONS_BESIDE_LANES = 4
 VERSION_IN_NAME = re.compile(r"_v\d+$")
 POOL_DEFAULT = 4  #: psycopg_pool's size when nothing is said
@@ -269,7 +271,7 @@ def _missing_tables(alias: str, writing: Sequence[Projection], tables: Collectio
 
 
 def _budget(alias: str, writing: Sequence[Projection], allowed: int) -> Iterator[CheckMessage]:
-    needed = sum(map(_needed, writing))
+    needed = sum(map(_needed, writing)) + may_listen(alias)
     if needed > allowed:
         yield Warning(
             f"The projections on the database {alias!r} open {needed} connections, but its server allows {allowed}.",

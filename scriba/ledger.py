@@ -10,6 +10,7 @@ owner, an epoch and the end of a lease. What always holds:
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -376,8 +377,9 @@ def _stored(text: str) -> str:
     return storable_text(text, LONGEST_TEXT)
 
 
+@functools.cache
 def wish_board(using: str) -> Switchboard:
-    """Return what tells of wishes in the database `using`: the payloads are projections, ``name:version``."""
+    """Return what tells this process of wishes in the database `using`: payloads are projections, ``name:version``."""
     return Switchboard(using, WISH_CHANNEL)
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["is_so_within", "refuse_to_wait_in_transaction", "wait_for"]
 
+QUIET_S: Final = 0.01  #: most events are settled by then; listening from the start would cost more than it saves
 FIRST_STEP_S: Final = 0.01
 LONGEST_STEP_S: Final = 0.1  #: while no announcement has come: perhaps none can
 LONGEST_HEARD_STEP_S: Final = 1.0  #: once one has
@@ -121,11 +122,13 @@ class _Wait:
         while not self._is_settled(place):
             if place.key is None:
                 place = place._replace(key=self._key_at(place.position, place.partition))
-            if self._ear is None:  # most events are settled by now; who has to wait listens first, and then looks
-                self._ear = BorrowedEar(self._alias, SETTLED_CHANNEL, str(self._projection.identity))
-                continue
             self._tell()
-            self._rest("", place)
+            if self._ear is None:
+                self._rest("", place, QUIET_S)
+                # To listen first and to look afterwards: what is committed in between is not missed.
+                self._ear = BorrowedEar(self._alias, SETTLED_CHANNEL, str(self._projection.identity))
+            else:
+                self._rest("", place)
         return place.position
 
     def key_of(self, stream_id: str | None) -> str | None:
@@ -188,11 +191,11 @@ class _Wait:
             notice = {"channel": WISH_CHANNEL, "payload": str(self._projection.identity)}
             cursor.execute(_TELL, self._identity() | notice)
 
-    def _rest(self, problem: str, place: _Place | None = None) -> None:
+    def _rest(self, problem: str, place: _Place | None = None, longest_s: float = float("inf")) -> None:
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
             raise self._timed_out(problem, place)
-        wait_s = min(self._step_s, left_s)
+        wait_s = min(self._step_s, left_s, longest_s)
         if self._ear is None:
             time.sleep(wait_s)  # noqa: TID251 - the caller waits in its own thread
         elif self._ear.wait(wait_s):

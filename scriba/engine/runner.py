@@ -101,7 +101,7 @@ class Fleet:
     ) -> None:
         settings = scriba_settings()
         self._open_ledger = open_ledger or _ledger_of
-        listen = _Ears().listen if open_ledger is None else None  # a ledger of another kind announces nothing
+        listen = _listen if open_ledger is None else None  # a ledger of another kind has no channel
         self._projections = list(projections)
         self._changed = threading.Event()
         self._stops = 0
@@ -266,20 +266,12 @@ def _ledger_of(projection: Projection) -> Ledger:
     return PgLedger(projection.identity, target.using)
 
 
-class _Ears:
-    """One ear of this process per database, however many projections it runs there."""
+def _listen(projection: Projection, look: Callable[[], None]) -> Callable[[], None]:
+    """Let `look` be called when somebody wishes something of `projection`; return what ends that."""
+    from scriba.ledger import wish_board  # noqa: PLC0415 - the engine's only door to the database side
 
-    def __init__(self) -> None:
-        self._boards: dict[str, Any] = {}
-
-    def listen(self, projection: Projection, look: Callable[[], None]) -> Callable[[], None]:
-        """Let `look` be called when somebody wishes something of `projection`; return what ends that."""
-        from scriba.ledger import wish_board  # noqa: PLC0415 - the engine's only door to the database side
-
-        target: Any = projection.target
-        board = self._boards.setdefault(target.using, wish_board(target.using))
-        leave: Callable[[], None] = board.join(str(projection.identity), look)
-        return leave
+    target: Any = projection.target
+    return wish_board(target.using).join(str(projection.identity), look)
 
 
 def _quietly(run_coordinator: Callable[[], None], identity: Identity) -> Callable[[], None]:

@@ -65,7 +65,7 @@ def test_each_alias_is_looked_at_by_itself(subject: Subject, elsewhere: Subject)
 
 
 def test_more_connections_than_the_server_allows_are_a_warning(subject: Subject) -> None:
-    """Lanes and the four beside them, over all projections of the database."""
+    """Lanes and the four beside them, over all projections of the database, and the ear of the process."""
     greedy = declare(f"{subject.name}-greedy")
     forget(greedy)
     many = greedy.override(parallelism=100_000)
@@ -73,7 +73,7 @@ def test_more_connections_than_the_server_allows_are_a_warning(subject: Subject)
     (warning,) = checks.database_problems([many], ["default"])
 
     assert warning.id == "scriba.W009"
-    assert "open 100004 connections" in warning.msg
+    assert "open 100005 connections" in warning.msg
 
 
 def test_a_database_that_is_away_is_a_remark(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,15 +131,17 @@ def test_one_ear_serves_all_projections_of_a_process_and_goes_with_the_last(worl
     """Each looks only for its own wishes; afterwards no connection is left."""
     from scriba.engine.runner import Fleet
 
-    fleet = Fleet([world.projection(version=version) for version in (1, 2, 3)])
-    fleet.start()
+    fleets = [Fleet([world.projection(version=1), world.projection(version=2)]), Fleet([world.projection(version=3)])]
+    for fleet in fleets:
+        fleet.start()
     try:
         wait_until(ears, what="the ear")
         assert len(ears()) == 1
     finally:
-        fleet.stop()
-        wait_until(lambda: fleet.wait(0.05), what="the end")
-    assert ears() == []
+        for fleet in fleets:
+            fleet.stop()
+            wait_until(lambda: fleet.wait(0.05), what="the end")  # noqa: B023 - waited for here
+    wait_until(lambda: not ears(), what="the end of its connection")
 
 
 @pytest.mark.case("D11")
