@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections import Counter as Multiset
@@ -13,7 +14,7 @@ from django.db import connection
 from django.db.models import F
 from django.test import override_settings
 
-from scriba import Done, Insert, signals
+from scriba import Done, Fail, Insert, Skip, signals
 from scriba.engine.partitioner import lane_of
 from scriba.engine.runner import Fleet
 from tests.support.waiting import wait_until
@@ -44,6 +45,10 @@ def start_again(world: World, projection: Any) -> None:
 
 def lane_threads(world: World) -> list[str]:
     return [thread.name for thread in threading.enumerate() if world.name in thread.name and " lane-" in thread.name]
+
+
+def reached(world: World, watermark: int) -> bool:
+    return bool(world.segment.watermark == watermark)
 
 
 @pytest.mark.case("A4")
@@ -129,6 +134,43 @@ def test_a_rewound_source_applies_nothing_twice(world: World, by: int | None) ->
     world.check([*positions, *new])
     assert sorted(skipped) == [(position, "dedup") for position in rewound]
     assert world.counters()["deduplicated"] == len(rewound)
+
+
+@pytest.mark.case("A20")
+def test_no_watermark_that_was_ever_written_had_passed_an_unsettled_event(world: World) -> None:
+    """The server itself looks at every write of it, through a catch-up with failures and skips; idle, it is at the end."""
+    world.execute("CREATE TABLE looks (watermark bigint, leads boolean)")
+    world.execute(
+        "CREATE FUNCTION look_at_watermark() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "INSERT INTO looks SELECT NEW.watermark, EXISTS (SELECT FROM testapp_event AS event WHERE "
+        "event.id <= NEW.watermark AND (event.data->>'n')::int %% 7 <> 3 AND NOT EXISTS ("
+        "SELECT FROM testapp_applied AS applied WHERE applied.position = event.id)); RETURN NULL; END $$"
+    )
+    world.execute(
+        "CREATE TRIGGER looking AFTER UPDATE OF watermark ON scriba_segments FOR EACH ROW "
+        "WHEN (NEW.watermark IS DISTINCT FROM OLD.watermark) EXECUTE FUNCTION look_at_watermark()"
+    )
+
+    def handler(data: Any, meta: Any) -> Any:
+        if data["n"] % 7 == 3:
+            return Skip() if data["n"] % 2 else Fail("told to fail")
+        return note(world.name)(data, meta)
+
+    positions: list[int] = []
+    try:
+        with world.running(world.projection(handler, parallelism=4, batch_size=20)):
+            for _ in range(4):
+                positions += [position for _ in range(4) for position in world.append_many(150)]
+                at_end = functools.partial(reached, world, positions[-1])
+                wait_until(at_end, timeout=60, what="the watermark at the end")
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*), count(*) FILTER (WHERE leads) FROM looks")
+            looks, leads = cursor.fetchone()
+    finally:
+        world.execute("DROP TRIGGER looking ON scriba_segments; DROP FUNCTION look_at_watermark; DROP TABLE looks")
+    assert looks >= 4
+    assert leads == 0
+    world.check_conservation(len(positions))
 
 
 @pytest.mark.case("B24")

@@ -125,12 +125,16 @@ def refuse(elsewhere: Elsewhere, code: str, times: int) -> None:
 @pytest.mark.parametrize("code", ["53100", "53300", "57014", "55P03", "40001"])
 def test_pressure_passes_without_a_dead_letter(elsewhere: Elsewhere, code: str) -> None:
     """A full disk, too many connections, time-outs: escalating waits, status running with a reason, then recovery."""
-    refuse(elsewhere, code, times=4)
+    refuse(elsewhere, code, times=7)  # enough for a wait that is seen
     try:
         positions = elsewhere.append(*(f"s{n % 7}" for n in range(40)))
         with elsewhere.running("noting") as process:
+            shown = "SELECT 1 FROM scriba_segments WHERE status = 'running' AND reason LIKE %s"
+            wait_until(lambda: elsewhere.execute(shown, f"%{code}%"), what=f"status running with the reason {code}")
             elsewhere.wait_applied("noting", 40)
             assert process.poll() is None
+        refused = elsewhere.execute("SELECT last_value FROM refusals")[0][0]
+        assert refused > 7, "the pressure has not passed"
     finally:
         elsewhere.execute("DROP TRIGGER refusing ON testapp_applied")
 
