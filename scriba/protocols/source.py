@@ -100,6 +100,9 @@ class Subscription(Protocol):
     def fetch(self, limit: int, timeout: float) -> Page:
         """Return at most `limit` events; when there is nothing new, wait up to `timeout` seconds for a hint.
 
+        How far the very first page has scanned is remembered as the projection's start: a source that does not know
+        yet where *current* is returns none, but waits, or raises what `transient` accepts.
+
         Any exception that `transient` accepts is repeated by the engine with backoff after `close` and a new
         `subscribe`; :class:`~scriba.exceptions.SourceError` and everything else halts the projection.
         """

@@ -97,6 +97,20 @@ MUTATIONS = [
         "tests/integration/sources/test_late_commits.py::test_the_lower_position_commits_last",
     ),
     Mutation(
+        "the wait for writers before a start at current",
+        "scriba/sources/starting.py",
+        "return self._horizon.settled >= position",
+        "return True",
+        "tests/integration/sources/test_starting_at_current.py",
+    ),
+    Mutation(
+        "the start that lies before what was in flight",
+        "scriba/sources/starting.py",
+        "return visible if lowest is None else int(lowest) - 1",
+        "return visible",
+        "tests/integration/sources/test_starting_at_current.py",
+    ),
+    Mutation(
         "the wipeout circuit",
         "scriba/engine/circuit.py",
         "        if attempted > 1:\n            return True",
