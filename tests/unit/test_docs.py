@@ -22,6 +22,9 @@ from scriba.management.overview import JSON_KEYS
 from scriba.protocols import FailureKind, Status
 from scriba.registry import _OPTIONS
 from scriba.sources import TableSource
+from scriba.sources.commanded import CommandedSource
+from scriba.sources.eventsourcing import EventSourcingSource
+from scriba.sources.eventsourcing_tables import DjangoEventSourcingSource
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -89,9 +92,27 @@ def test_every_option_of_the_decorator_is_documented() -> None:
     assert set(first_cells(options)) == set(_OPTIONS)
 
 
-def test_every_option_of_the_table_source_is_documented() -> None:
-    """The table of options is the signature."""
-    assert set(first_cells(section("sources", "TableSource"))) == set(inspect.signature(TableSource).parameters)
+SOURCES = [TableSource, CommandedSource, EventSourcingSource, DjangoEventSourcingSource]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.__name__)
+def test_every_option_of_a_source_is_documented(source: type) -> None:
+    """The table of options is the signature; a default that is a text stands in it."""
+    text = section("sources", source.__name__)
+    parameters = inspect.signature(source).parameters
+
+    assert set(first_cells(text)) == set(parameters)
+    for row in (line.split(" | ") for line in text.splitlines() if line.startswith("| `")):
+        for name in re.findall(r"`(\w+)`", row[0]):
+            if re.fullmatch(r'`".+"`', row[1]):
+                assert parameters[name].default == row[1].strip('`"'), name
+            else:
+                assert not isinstance(parameters[name].default, str) or "as for" in row[1], name
+
+
+def test_every_source_is_documented() -> None:
+    """Each adapter has a section, and no section is left over."""
+    assert re.findall(r"^## `(\w+)`", page("sources"), flags=re.MULTILINE) == [source.__name__ for source in SOURCES]
 
 
 def test_every_field_of_meta_is_documented() -> None:
