@@ -111,6 +111,20 @@ MUTATIONS = [
         "tests/integration/sources/test_starting_at_current.py",
     ),
     Mutation(
+        "the page that counts as read only when it is routed",
+        "scriba/engine/reader.py",
+        "        if not self._route(page):\n            return\n",
+        "        self._route(page)\n",
+        "tests/unit/engine/test_leaving.py",
+    ),
+    Mutation(
+        "the keys that an undone half of a verdict pass has parked",
+        "scriba/engine/pipeline.py",
+        "held_then = set(held)",
+        "held_then = held",
+        "tests/unit/engine/test_lane_run.py::test_a_half_that_is_undone_parks_nobody",
+    ),
+    Mutation(
         "the wipeout circuit",
         "scriba/engine/circuit.py",
         "        if attempted > 1:\n            return True",

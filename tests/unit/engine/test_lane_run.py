@@ -341,6 +341,26 @@ def test_park_reaches_into_the_verdict_pass() -> None:
     assert {at: letter.status for at, letter in target.letters.items()} == {1: "open", 3: "parked"}
 
 
+@pytest.mark.case("B14")
+def test_a_half_that_is_undone_parks_nobody() -> None:
+    """A letter of an undone half never was: its event is tried again and is the open one, not parked behind nothing."""
+
+    def handler(data: Any, meta: Any) -> Any:
+        if meta.stream_id == "a":
+            raise PermanentFailure("told to fail")
+        return insert_position(data, meta)
+
+    def fault(at: str, batch: MemoryBatch) -> None:
+        if at in {"trial", "settle"} and any(write.obj[1] == 2 for write in batch.writes):
+            raise StoreError(FailureKind.INTEGRITY, "commit:23505 (unique)")
+
+    target, projection = world(handler, fault=fault, on_failure="park")
+    settle_all(lane_run(projection), routed(projection, events("a", "b", "a", "c")))
+
+    assert {at: letter.status for at, letter in target.letters.items()} == {1: "open", 2: "open", 3: "parked"}
+    assert positions(target) == [4]
+
+
 def test_halt_on_failure_commits_what_came_before_and_skips_nothing() -> None:
     """`on_failure="halt"`: no letter, the cursor stands before the event, which is tried again after the fix."""
 
