@@ -25,7 +25,7 @@ logger = logging.getLogger("scriba")
 Handler = Callable[[Any, EventMeta], Any]
 H = TypeVar("H")
 
-DEFAULT_BATCH_SIZE: Final = 1000
+DEFAULT_BATCH_SIZE: Final = 2000
 MAX_NAME: Final = 255  #: what the column of the tables holds
 ON_FAILURE: Final = ("continue", "park", "halt")
 

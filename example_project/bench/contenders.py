@@ -20,6 +20,7 @@ from example_project.bench.measuring import Cost, Meter, watched_memory
 from example_project.bench.models import BenchEvent, BenchRow
 from example_project.bench.workload import ADDED, CHANGED, EVENTS, TABLE
 from scriba import EventMeta, Insert, RetryPolicy, Skip, Update, projection, start_projection
+from scriba.engine.collector import spared_collector
 from scriba.signals import batch_stopped
 from scriba.sources import TableSource
 
@@ -194,7 +195,8 @@ def scriba(
     with connection.cursor() as cursor:  # the driver and Django are loaded; the connection is this thread's
         cursor.execute("SELECT 1")
     meter = Meter()
-    with watched_memory(meter) if samples else nullcontext(), start_projection(made) as handle:
+    watch = watched_memory(meter) if samples else nullcontext()
+    with spared_collector(), watch, start_projection(made) as handle:  # as run_projections has it
         for _ in range(int(LONGEST_S * 2)):
             if done.wait(0.5) or handle.wait(0):  # raises what it ended with
                 break

@@ -14,7 +14,7 @@ from scriba import signals
 from scriba.engine.telemetry import event_fields, send
 from scriba.event import EventMeta, SkipEvent
 from scriba.exceptions import InvalidReturn, PermanentFailure
-from scriba.results import ACCEPTED, Done, Fail, Skip, writes_of
+from scriba.results import ACCEPTED, Delete, Done, Fail, Insert, Skip, Update, Upsert, writes_of
 
 if TYPE_CHECKING:
     from scriba.engine.lanes import Routed
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["DecodeFailed", "FailReturned", "HandlerCall", "HandlerExited", "plain_text"]
 
 
+_SINGLE: Final = frozenset({Delete, Insert, Update, Upsert})
 _new: Final = tuple.__new__  #: past the generated constructor, which is Python: once for each event
 
 
@@ -63,8 +64,9 @@ class HandlerCall:
         event, _key, error = self.item
         if error is not None:
             raise error
+        codec = event.codec
         try:
-            type_, data, metadata = event.payload()
+            type_, data, metadata = event.payload() if codec is None else codec.decode(event)
         except SkipEvent:
             raise
         except Exception as cause:
@@ -73,9 +75,10 @@ class HandlerCall:
             event.id, event.stream_id, event.position, type_, metadata, event.occurred_at,
             event.correlation_id, event.causation_id, event.stream_version, self.replaying,
         ))  # fmt: skip
-        if self._is_observed:
-            return self._judge(self._observed(event, data, meta))
-        return self._judge(self._call(data, meta))
+        returned = self._observed(event, data, meta) if self._is_observed else self._call(data, meta)
+        if type(returned) in _SINGLE and self._valid_result(returned):  # the usual, quickly
+            return (returned,)
+        return self._judge(returned)
 
     def _call(self, data: Any, meta: EventMeta) -> Any:
         try:

@@ -35,7 +35,7 @@ __all__ = ["CEILING_STEP", "Reader", "keyed"]
 logger = logging.getLogger("scriba")
 
 CEILING_STEP: Final = 50_000  #: positions promised ahead: one durable write per so many
-PAGE: Final = 1_000  #: most events in one fetch
+PAGE: Final = 2_000  #: most events in one fetch
 MAX_POSITION: Final = 2**63 - 1
 BUSY_FOR_S: Final = 1.0  #: so long after the last event the fast poll is kept
 HEAD_EVERY_S: Final = 1.0  #: how often the head is looked up, for the lag

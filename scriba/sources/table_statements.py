@@ -67,7 +67,7 @@ class RowShape(NamedTuple):
                 Event,
                 (position, stream, kind, key, data, metadata, at, version, correlation, causation, "", size, codec),
             )
-            for position, stream, kind, key, data, metadata, at, version, correlation, causation, size, *_ in rows
+            for position, stream, kind, key, data, metadata, at, version, correlation, causation, size, _wanted in rows
         ]
         if self.zone is not UTC:
             found = [

@@ -9,6 +9,7 @@ from django.core.management.base import CommandError
 from django.utils.autoreload import run_with_reloader
 
 from scriba.engine import runner
+from scriba.engine.collector import spared_collector
 from scriba.management.base import MISUSED, ScribaCommand, operator, positive, seconds, select
 from scriba.management.logs import logging_as
 from scriba.management.preflight import close_idle, preflight
@@ -103,7 +104,7 @@ class Command(ScribaCommand):
         servers: list[ProbeServer] = []
         _serve_metrics(options["metrics_port"])
         try:
-            with logging_as(options["log_format"], options["verbosity"], write_log):
+            with logging_as(options["log_format"], options["verbosity"], write_log), spared_collector():
                 code = runner.run(
                     projections,
                     until_caught_up=options["until_caught_up"],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scriba.engine.lanes import Lane, Routed, Watermark
+from scriba.engine.lanes import BATCH_BYTES, MOST_LINGER_S, Lane, Routed, Watermark, linger_after
 from scriba.event import Event
 
 
@@ -69,6 +69,50 @@ def test_closing_wakes_a_waiting_worker_and_hands_out_nothing_more() -> None:
 
     assert taken == [None]
     assert lane.take(5) is None
+
+
+def test_large_events_make_a_batch_smaller_and_never_empty() -> None:
+    """A batch holds as many events as its bytes allow, and one that is too large goes alone."""
+    half = BATCH_BYTES // 2
+    lane = Lane(0, 10)
+    lane.put([item(1, half), item(2, half), item(3, 1), item(4, 2 * BATCH_BYTES), item(5)], 0)
+
+    taken = []
+    while len(lane):
+        _, items = lane.take(10) or ([], [])
+        taken.append([routed.event.position for routed in items])
+        lane.settle(len(items))
+
+    assert taken == [[1, 2], [3], [4], [5]]
+
+
+def test_an_event_that_comes_alone_is_handed_out_at_once() -> None:
+    """After a commit that left nothing waiting, nobody lingers, whatever that commit took."""
+    assert linger_after(took_s=9.0, settled=1, waiting=0) == 0.0
+
+
+def test_commits_that_come_back_to_back_linger_for_less_than_they_take() -> None:
+    """What lingering adds to a latency is a part of the commit it waited for already, and bounded."""
+    assert linger_after(took_s=0.002, settled=1, waiting=3) == 0.001
+    assert linger_after(took_s=60.0, settled=1, waiting=3) == MOST_LINGER_S
+
+
+def test_nobody_lingers_before_a_batch_that_did_not_commit() -> None:
+    """A retry has its own waits."""
+    assert linger_after(took_s=0.002, settled=0, waiting=3) == 0.0
+
+
+def test_lingering_ends_when_the_batch_is_full() -> None:
+    """Company that arrives in time goes into the same batch, and a full batch waits no longer."""
+    lane = Lane(0, 10)
+    lane.put([item(1)], 0)
+    taken: list[object] = []
+    worker = threading.Thread(target=lambda: taken.append(lane.take(2, linger_s=60.0)))
+    worker.start()
+    lane.put([item(2)], 0)
+    worker.join(10)
+
+    assert taken == [([], [item(1), item(2)])]
 
 
 def test_jobs_are_handed_out_before_events_and_without_any() -> None:
