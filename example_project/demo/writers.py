@@ -6,14 +6,18 @@ was placed before (which is only wrong for who keeps orders, not for who keeps c
 
 from __future__ import annotations
 
+import multiprocessing
 import random
+import signal
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from decimal import Decimal
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 
 from example_project.shop.events import OrderCancelled, OrderEvent, OrderPaid, OrderPlaced, OrderShipped, StockCounted
 from example_project.shop.models import StoredEvent
@@ -21,6 +25,73 @@ from example_project.shop.models import StoredEvent
 CUSTOMERS = 400
 SLOW, ROLLED_BACK = 0.1, 0.05  # shares of the transactions
 POISON_EVERY = 2_000
+
+
+class Written(NamedTuple):
+    """What the writers have to say at their end. `error` is empty when all went well."""
+
+    rolled_back: int
+    poison: int
+    error: str
+
+
+class Writers:
+    """`count` writers that append `events` together, in a process of their own: as writers are, they are none of the
+    projections' threads. They begin when they are told to.
+    """
+
+    def __init__(self, events: int, count: int) -> None:
+        connections.close_all()  # a fork must not share one
+        context = multiprocessing.get_context("fork")
+        self._begin = context.Event()
+        self._appended: Any = context.Value("q", 0)
+        self._receiver, sender = context.Pipe(duplex=False)
+        arguments = (events, count, self._begin, self._appended, sender)
+        self._process = context.Process(target=_write, args=arguments, name="writers", daemon=True)
+        self._process.start()
+        sender.close()
+
+    def begin(self) -> None:
+        self._begin.set()
+
+    @property
+    def appended(self) -> int:
+        """Events that are committed."""
+        return int(self._appended.value)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def end(self) -> Written:
+        """Wait for the last commit."""
+        try:
+            written: Written = self._receiver.recv()
+        except EOFError:
+            written = Written(0, 0, "the writers' process ended without a word")
+        self._process.join()
+        return written
+
+
+def _write(events: int, count: int, begin: Any, appended: Any, sender: Connection) -> None:
+    """What the writers' process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a person's Ctrl-C is meant for the command, which ends this process
+
+    def on_appended(size: int) -> None:
+        with appended.get_lock():
+            appended.value += size
+
+    share, rest = divmod(events, count)
+    writers = [Writer(number, share + (number < rest), on_appended) for number in range(count)]
+    begin.wait()
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    errors = [f"{writer.name} failed: {writer.error}" for writer in writers if writer.error is not None]
+    sender.send(
+        Written(sum(each.rolled_back for each in writers), sum(each.poison for each in writers), "; ".join(errors))
+    )
 
 
 class _RolledBackOnPurpose(Exception):

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import scriba
 from example_project.bank.history import open_accounts
 from example_project.demo.verification import Finding, verify
-from example_project.demo.writers import Writer
+from example_project.demo.writers import Writers
 from example_project.elixir_bank import demonstration
 from example_project.shop.events import OrderPlaced
 from example_project.shop.models import OrderRow, StoredEvent
@@ -34,6 +34,7 @@ SHOP = ("orders", "customers")
 PROJECTIONS = (*SHOP, "balances")
 LONGEST_S = 600.0
 LINE_EVERY_S = 2.0
+LOOK_EVERY_S = 0.1
 LOGIN = "admin"
 
 EPILOG = """\
@@ -127,6 +128,7 @@ class Command(BaseCommand):
 
     def _append(self, events: int, writers: int, *, follow: bool, measure: bool) -> None:
         """Let the writers append; meanwhile run the projections and follow them until everything is settled."""
+        appenders = Writers(events, writers)  # before any thread is started: it is a fork
         with ExitStack() as running:
             running.enter_context(expected_letters())
             for name in PROJECTIONS if follow else ():
@@ -134,7 +136,7 @@ class Command(BaseCommand):
                 while handle.snapshot().status in {Status.NOT_RUNNING, Status.INITIALIZING}:
                     if handle.wait(0.01):  # raises what it ended with
                         break
-            elapsed_s = self._write(events, writers, follow=follow)
+            elapsed_s = self._write(appenders, events, writers, follow=follow)
             if follow:
                 self.console.print(
                     f"[bold]{events / elapsed_s:,.0f} events/s[/bold] through {' and '.join(SHOP)} while the writers appended "
@@ -144,32 +146,35 @@ class Command(BaseCommand):
                     self._say_latencies()
                 call_command("scriba_info", *PROJECTIONS, stdout=self.stdout)
 
-    def _write(self, events: int, count: int, *, follow: bool) -> float:
+    def _write(self, writers: Writers, events: int, count: int, *, follow: bool) -> float:
         started = time.monotonic()
+        writers.begin()
         with Display(self.console, events, SHOP if follow else ()) as display:
-            share, rest = divmod(events, count)
-            writers = [Writer(number, share + (number < rest), display.appended) for number in range(count)]
-            for writer in writers:
-                writer.start()
             if follow:
                 self._follow(writers, display)
-            for writer in writers:
-                writer.join()
-                _check(writer)
-        rolled_back, poison = sum(writer.rolled_back for writer in writers), sum(writer.poison for writer in writers)
+            else:
+                self._watch(writers, display)
+            written = writers.end()
+        if written.error:
+            raise CommandError(written.error)
         self.console.print(
-            f"appended {events:,} events from {count} writers "
-            f"({rolled_back:,} transactions rolled back on purpose, {poison:,} poison events that must become dead letters)"
+            f"appended {events:,} events from {count} writers ({written.rolled_back:,} transactions rolled back on purpose, "
+            f"{written.poison:,} poison events that must become dead letters)"
         )
         return time.monotonic() - started
 
-    def _follow(self, writers: list[Writer], display: Display) -> None:
+    def _watch(self, writers: Writers, display: Display) -> None:
+        pause = threading.Event()
+        while writers.is_alive:
+            pause.wait(LOOK_EVERY_S)
+            display.appended(writers.appended)
+
+    def _follow(self, writers: Writers, display: Display) -> None:
         """Follow the projections by their rows, as any other process would."""
         pause, deadline = threading.Event(), time.monotonic() + LONGEST_S
         while time.monotonic() < deadline:
-            is_appending = any(writer.is_alive() for writer in writers)  # asked before the head: it must not lead
-            for writer in writers:
-                _check(writer)
+            is_appending = writers.is_alive  # asked before the head: it must not lead
+            display.appended(writers.appended)
             head = StoredEvent.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
             infos = [scriba.info(name) for name in PROJECTIONS]
             for info in infos:
@@ -180,7 +185,7 @@ class Command(BaseCommand):
             is_settled = all((info.watermark or 0) >= head for info in infos if info.name in SHOP)
             if is_settled and not is_appending and infos[-1].lag_events == 0:
                 return
-            pause.wait(0.1)
+            pause.wait(LOOK_EVERY_S)
         message = f"not settled after {LONGEST_S:g} s; see manage.py scriba_info"
         raise CommandError(message)
 
@@ -240,7 +245,6 @@ class Display:
         self._console = console
         self._events = events
         self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._lock = threading.Lock()
         self._appended = 0
         self._before: dict[str, int] = {}
         self._settled: dict[str, int] = {}
@@ -256,10 +260,9 @@ class Display:
         self._bars.stop()
 
     def appended(self, count: int) -> None:
-        """Count what a writer has committed (called from its thread)."""
-        with self._lock:
-            self._appended += count
-            self._bars.update(self._task, completed=self._appended)
+        """Show how many events the writers have committed."""
+        self._appended = count
+        self._bars.update(self._task, completed=count)
 
     def settled(self, name: str, count: int) -> None:
         """Show how many events `name` has settled; what it had settled before this run is left out."""
@@ -285,12 +288,6 @@ def expected_letters() -> Iterator[None]:
         yield
     finally:
         scribas.removeFilter(is_news)
-
-
-def _check(writer: Writer) -> None:
-    if writer.error is not None:
-        message = f"{writer.name} failed: {writer.error}"
-        raise CommandError(message) from writer.error
 
 
 def milliseconds(times_s: list[float]) -> str:
