@@ -25,6 +25,7 @@ from scriba.engine.tally import Halt, Tally
 from scriba.engine.telemetry import event_fields, log_letter, send
 from scriba.event import SkipEvent
 from scriba.exceptions import PermanentFailure, RetryAfter
+from scriba.log_fields import about
 from scriba.protocols import CursorRefused, Failure, FailureKind, FenceLost, Settlement, WriteFailed
 from scriba.results import Fail
 
@@ -427,5 +428,5 @@ class LaneRun:
                 self._identity,
                 SKIPS_BEFORE_WARNING,
                 self._lane,
-                extra={"projection": self._identity.name, "version": self._identity.version, "lane": self._lane},
+                extra=about(self._identity, lane=self._lane),
             )

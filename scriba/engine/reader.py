@@ -22,6 +22,7 @@ from scriba.engine.pipeline import BACKOFF_S, Halt
 from scriba.engine.telemetry import send
 from scriba.event import SkipEvent, ordering_key_in
 from scriba.exceptions import SourceError
+from scriba.log_fields import about
 from scriba.protocols import FenceLost, Progress, Shard, SourceBusy, Status
 
 if TYPE_CHECKING:
@@ -131,8 +132,12 @@ class Reader:
             try:
                 subscription.ack(watermark, self._lease.partition)
             except Exception:  # the next owner begins at our own watermark, or above
+                identity = self._projection.identity
                 logger.warning(
-                    "%s: the source did not learn the last watermark", self._projection.identity, exc_info=True
+                    "%s: the source did not learn the last watermark",
+                    identity,
+                    exc_info=True,
+                    extra=about(identity, position=watermark),
                 )
         self._left.set()
         if self._ended.is_set():
@@ -298,8 +303,13 @@ class Reader:
         self._failures += 1
         self.caught_up = False
         self.problem = f"reconnecting to the source: {' '.join(str(error).split())}"
+        identity = self._projection.identity
         logger.warning(
-            "%s: the source is out of reach (%s); next try in %.1f s", self._projection.identity, self.problem, wait_s
+            "%s: the source is out of reach (%s); next try in %.1f s",
+            identity,
+            self.problem,
+            wait_s,
+            extra=about(identity, position=self._resume),
         )
         self._closing.wait(wait_s)
 
@@ -309,7 +319,9 @@ class Reader:
             try:
                 subscription.close()
             except Exception:  # a connection that broke is allowed to break again while it is closed
-                logger.debug("closing the source's subscription failed", exc_info=True)
+                logger.debug(
+                    "closing the source's subscription failed", exc_info=True, extra=about(self._projection.identity)
+                )
 
     def _wake(self) -> None:
         subscription = self.subscription

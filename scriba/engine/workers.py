@@ -7,14 +7,11 @@ returns cannot keep a process alive beyond its drain timeout; what such a thread
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 
 __all__ = ["Crew"]
-
-logger = logging.getLogger("scriba")
 
 
 class Crew:

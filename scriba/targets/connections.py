@@ -17,8 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 from django.db import reset_queries
 from psycopg.pq import TransactionStatus
 
+from scriba.log_fields import about
+
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from scriba.protocols import Identity
 
 __all__ = ["driver_blocks", "let_go", "make_ready", "make_robust", "run_hooks", "tidy_up"]
 
@@ -90,13 +94,13 @@ def _is_idle(driver: Any) -> bool:
 # --- hooks ----------------------------------------------------------------------------------------------
 
 
-def make_robust(connection: BaseDatabaseWrapper, start: int) -> None:
+def make_robust(connection: BaseDatabaseWrapper, start: int, identity: Identity) -> None:
     """Wrap the batch's hooks before it commits: whatever one raises is logged, and the next one runs.
 
     Django's own robust hooks are not enough: one without a name (a partial) makes its logging fail.
     """
     hooks: list[Any] = connection.run_on_commit
-    hooks[start:] = [(savepoints, _robust(hook), True) for savepoints, hook, _ in hooks[start:]]
+    hooks[start:] = [(savepoints, _robust(hook, identity), True) for savepoints, hook, _ in hooks[start:]]
 
 
 def run_hooks(connection: BaseDatabaseWrapper, start: int) -> None:
@@ -109,13 +113,18 @@ def run_hooks(connection: BaseDatabaseWrapper, start: int) -> None:
         hook()
 
 
-def _robust(hook: Callable[[], object]) -> Callable[[], None]:
+def _robust(hook: Callable[[], object], identity: Identity) -> Callable[[], None]:
     def robust() -> None:
         try:
             hook()
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # a person at the keyboard, not the hook
-            logger.exception("an on_commit hook of a handler failed (%r); the batch is committed all the same", hook)
+            logger.exception(
+                "%s: an on_commit hook of a handler failed (%r); the batch is committed all the same",
+                identity,
+                hook,
+                extra=about(identity),
+            )
 
     return robust

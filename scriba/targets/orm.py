@@ -92,7 +92,7 @@ class OrmWriter:
                         with self._opened(connection, fence) as batch:
                             yield batch
                             batch.finish()
-                        make_robust(connection, hooks)
+                        make_robust(connection, hooks, self._identity)
                     except BaseException as error:
                         failed = error
                         let_go(connection)
@@ -168,7 +168,8 @@ class OrmBatch:
             stack.enter_context(self._watch.in_place())
             for alias in connections:
                 if alias != own:
-                    stack.enter_context(Elsewhere(connections[alias], own, self._watch).in_place())
+                    elsewhere = Elsewhere(connections[alias], own, self._watch, self._identity)
+                    stack.enter_context(elsewhere.in_place())
             yield
 
     # --- one handler call ---------------------------------------------------------------------------------

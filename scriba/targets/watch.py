@@ -22,10 +22,13 @@ from django.db.transaction import TransactionManagementError
 
 from scriba.exceptions import PermanentFailure
 from scriba.failure import is_consequence
+from scriba.log_fields import about
 from scriba.targets.sql_kinds import Kind, kind_of
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from scriba.protocols import Identity
 
 __all__ = ["Elsewhere", "HandlerMisuse", "Watch"]
 
@@ -197,12 +200,13 @@ class Watch:
 class Elsewhere:
     """Watches another database alias while a handler runs: a write is refused, the first read is warned about."""
 
-    _warned: Final[set[tuple[str, str]]] = set()
+    _warned: Final[set[tuple[Identity, str]]] = set()
 
-    def __init__(self, connection: BaseDatabaseWrapper, own_alias: str, watch: Watch) -> None:
+    def __init__(self, connection: BaseDatabaseWrapper, own_alias: str, watch: Watch, identity: Identity) -> None:
         self._connection = connection
         self._own_alias = own_alias
         self._watch = watch
+        self._identity = identity
         self._create_cursor: Callable[..., Any] = connection.create_cursor
 
     @property
@@ -225,11 +229,11 @@ class Elsewhere:
         alias, own = self._connection.alias, self._own_alias
         if kind_of(query) is Kind.WRITE:
             raise HandlerMisuse(_NOT_ELSEWHERE.format(alias=alias, own=own))
-        if (own, alias) not in self._warned:
-            self._warned.add((own, alias))
+        if (self._identity, alias) not in self._warned:
+            self._warned.add((self._identity, alias))
             logger.warning(
-                "a handler reads from the database alias %r: what it finds there is in no order with its events, which "
-                "are applied to %r", alias, own,
+                "%s: a handler reads from the database alias %r: what it finds there is in no order with its events, "
+                "which are applied to %r", self._identity, alias, own, extra=about(self._identity),
             )  # fmt: skip
         yield
 

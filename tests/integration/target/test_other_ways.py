@@ -372,7 +372,7 @@ def test_a_read_from_another_database_warns_once(desk: Desk, elsewhere: Any, cap
         for _ in range(3):
             assert batch.attempt(lambda: list(Counter.objects.using("other").all())) == []
 
-    assert [record.args for record in caplog.records] == [("other", "default")]
+    assert [record.args for record in caplog.records] == [(desk.identity, "other", "default")]
 
 
 @elsewhere_too
