@@ -40,7 +40,7 @@ _SPAN_BITS: Final = 2**64 - 1
 
 
 def instrument(provider: TracerProvider | None = None) -> None:
-    """Send spans of this process' projections to `provider` (the global one when left out). Once is enough."""
+    """Send spans of this process' projections to `provider` (the global one when left out). A second call changes nothing."""
     spans = _Spans(trace.get_tracer("scriba", tracer_provider=provider))
     for signal, receiver in (
         (signals.event_started, spans.started),
@@ -49,7 +49,7 @@ def instrument(provider: TracerProvider | None = None) -> None:
         (signals.batch_stopped, spans.batch),
         (signals.dead_lettered, spans.letter),
     ):
-        signal.connect(receiver, weak=False)
+        signal.connect(receiver, weak=False, dispatch_uid="scriba.tracing")
 
 
 class _Spans:
