@@ -34,10 +34,11 @@ METRICS: Final = {
     "scriba_up": "1 when Scriba's tables in this database can be read",
     "scriba_projection_state": "1 for the state that the projection is in, 0 for the others",
     "scriba_wanted": "1 when the projection is wished running",
+    "scriba_orphaned": "1 when the tables know the projection and the code of this process does not",
     "scriba_watermark": "everything delivered at or below this position is settled",
     "scriba_head": "highest readable position of the source, when the owner last looked",
-    "scriba_lag_events": "positions between watermark and head",
-    "scriba_lag_seconds": "age of the last settled event; 0 when nothing is unsettled",
+    "scriba_lag_events": "positions between watermark and head; absent while nobody looks at the source",
+    "scriba_lag_seconds": "age of the last settled event; 0 when nothing is unsettled, absent while nobody looks",
     "scriba_events_total": "events settled, by outcome",
     "scriba_dead_letters": "unresolved dead letters, by status",
     "scriba_batch_events": "events in one committed batch (only in the process that runs the projection)",
@@ -73,8 +74,9 @@ class ProjectionCollector:
         cards = [card for sheet in sheets for card in sheet.cards]
         yield _gauge("scriba_projection_state", (*LABELS, "state"), _states(cards))
         yield _gauge("scriba_wanted", LABELS, [(_of(card), float(card.wish == "running")) for card in cards])
+        yield _gauge("scriba_orphaned", LABELS, [(_of(card), float(card.is_orphan)) for card in cards])
         for name, attribute in _NUMBERS.items():
-            known = [(_of(card), getattr(card, attribute)) for card in cards]
+            known = [(_of(card), getattr(card, attribute)) for card in cards if _is_known(name, card)]
             yield _gauge(name, LABELS, [(labels, value) for labels, value in known if value is not None])
         yield _events(cards)
         yield _gauge("scriba_dead_letters", (*LABELS, "status"), _letters(sheets))
@@ -102,6 +104,11 @@ def observe_worker(registry: CollectorRegistry = REGISTRY) -> None:
     signals.batch_stopped.connect(batch, weak=False)
     signals.batch_failed.connect(failure, weak=False)
     signals.event_exception.connect(error, weak=False)
+
+
+def _is_known(name: str, card: Card) -> bool:
+    """Say whether a lag may be told: nobody who is halted or gone looks at the source, so a lag of zero would be a guess."""
+    return card.is_at_work or bool(card.lag_events) or not name.startswith("scriba_lag")
 
 
 def _owns_connections() -> bool:

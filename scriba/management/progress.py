@@ -6,6 +6,7 @@ line: a change of status or of its reason, and now and then how far a catch-up i
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["BarDisplay", "Display", "PlainDisplay", "Track", "duration"]
 
 LINE_EVERY_S: Final = 5.0  #: so often a catch-up is worth a plain line
+REASON_EVERY_S: Final = 60.0  #: the same while it says what it waits for
+_NUMBER: Final = re.compile(r"\d+")
 ORDINARY_S: Final = 2.0  #: a head that will be reached so soon is no catch-up
 WINDOW_S: Final = 5.0  #: span that the speed of the watermark is taken from
 BAR_WIDTH: Final = 28
@@ -99,11 +102,13 @@ class PlainDisplay:
 
     def _consider(self, snapshot: Snapshot, track: Track) -> None:
         now, name = self._clock(), snapshot.identity
-        state, caught_up = f"{snapshot.status}{snapshot.reason}", track.behind == 0
+        # A reason that counts ("its transaction open for 29 s") is said anew when it changes its words, not its numbers.
+        state, caught_up = f"{snapshot.status}{_NUMBER.sub('', snapshot.reason)}", track.behind == 0
         known_state, was_caught_up = self._said.get(name, ("", False))
         if snapshot.status is not Status.RUNNING or not track.is_catching_up:
             self._quiet_since[name] = now
-        if state != known_state or (caught_up and not was_caught_up) or now - self._quiet_since[name] >= LINE_EVERY_S:
+        every_s = REASON_EVERY_S if snapshot.reason else LINE_EVERY_S
+        if state != known_state or (caught_up and not was_caught_up) or now - self._quiet_since[name] >= every_s:
             self._said[name], self._quiet_since[name] = (state, caught_up or was_caught_up), now
             self._write(f"{name}: {sentence(snapshot, track)}")
 

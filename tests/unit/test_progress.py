@@ -78,6 +78,20 @@ def test_every_change_of_status_is_said(shown: Shown) -> None:
     ]
 
 
+def test_a_reason_that_counts_is_no_storm(shown: Shown) -> None:
+    """A transaction that holds the source back for ten minutes is ten lines in the log, not six hundred."""
+    lines, display, clock = shown
+
+    for second in range(600):
+        reason = f"what is written behind position 500 waits for process 7, its transaction open for {second} s"
+        display([snapshot(500, reason=reason)])
+        clock.now += 1.0
+    display([snapshot(500, reason="what is written behind position 500 waits for the prepared transaction 'x'")])
+
+    assert 8 <= len(lines) <= 12
+    assert "prepared transaction" in lines[-1]
+
+
 def test_a_catch_up_is_said_now_and_then(shown: Shown) -> None:
     """Every few seconds: how far, how much is left, how fast and how long; and once at the end."""
     lines, display, clock = shown

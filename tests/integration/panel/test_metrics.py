@@ -59,6 +59,49 @@ def test_the_rows_are_gauges_in_any_process(scene: Scene) -> None:
     assert value("scriba_dead_letters", status="parked", projection="invoices", version="2") == 41
 
 
+@pytest.mark.django_db(databases=["default", "other"])
+def test_a_lag_that_nobody_knows_is_not_zero(scene: Scene) -> None:
+    """Whoever is halted or gone does not look at the source: at best its last look is a lower bound."""
+    from scriba.metrics import ProjectionCollector
+
+    scene.rows(scene.declare("halted"), watermark=100, head=100, halt_cause="no such column")
+    scene.rows(scene.declare("gone"), live=False, watermark=90, head=100)
+    scene.rows(scene.declare("idle"), watermark=100, head=100)
+    registry = prometheus.CollectorRegistry()
+    registry.register(ProjectionCollector())
+
+    found = {
+        name: registry.get_sample_value("scriba_lag_events", {"projection": name, "version": "1"})
+        for name in ("halted", "gone", "idle")
+    }
+
+    assert found == {"halted": None, "gone": 10, "idle": 0}
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_an_orphan_is_marked_so_that_nobody_is_woken(scene: Scene) -> None:
+    """It is wished running, as every projection is at first, and nobody will ever run it: the alerts leave it out."""
+    import yaml
+
+    from scriba.metrics import ProjectionCollector
+
+    scene.rows(scene.declare("orders"))
+    scene.rows(Identity("old_report", 1), live=False, owner="")
+    registry = prometheus.CollectorRegistry()
+    registry.register(ProjectionCollector())
+    (group,) = yaml.safe_load((HOWTO / "alerts.yml").read_text())["groups"]
+
+    marked = [
+        registry.get_sample_value("scriba_orphaned", {"projection": name, "version": "1"})
+        for name in ("orders", "old_report")
+    ]
+
+    assert marked == [0, 1]
+    for rule in group["rules"]:
+        if "scriba_wanted" in rule["expr"]:
+            assert "unless on (projection, version) min by (projection, version) (scriba_orphaned) == 1" in rule["expr"]
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_worker_counts_batches_and_errors(quiet: None, scratch_name: str) -> None:
     """Histograms of size and duration, from the signals of real batches."""
