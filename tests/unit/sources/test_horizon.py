@@ -165,6 +165,16 @@ def test_a_burnt_number_waits_for_the_log(server, horizon):
     assert horizon.settled == 8
 
 
+def test_rows_do_not_wait_for_the_log_of_burnt_numbers_beyond_them(server, horizon):
+    """An older look that reaches further, but needs the log, does not stand in for one that needs nothing."""
+    server.written, server.drawn = 5, 8
+    server.log, server.durable = 200, 150
+    assert not horizon.advance(5)
+    server.written = 7
+    assert horizon.advance(5)
+    assert horizon.settled == 7
+
+
 def test_behind_a_gap_only_what_is_written_is_settled(server, horizon):
     """While rows wait, the numbers drawn behind them are left alone: their log need not be durable yet."""
     server.written, server.drawn = 5, 8
