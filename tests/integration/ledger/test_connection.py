@@ -100,6 +100,9 @@ def test_a_pool_and_a_stricter_isolation_level_are_left_out(desk: Desk) -> None:
         patch.setitem(options, "isolation_level", IsolationLevel.SERIALIZABLE)
 
         assert own.rows("SHOW transaction_isolation") == [("read committed",)]
+        with own.transaction() as cursor:  # the driver says the level with BEGIN only
+            cursor.execute("SHOW transaction_isolation")
+            assert cursor.fetchall() == [("read committed",)]
 
         assert options["pool"] == {"max_size": 1}
     own.close()
