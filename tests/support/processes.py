@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from django.db import connections
 
-__all__ = ["REPOSITORY", "database_url", "manage", "managed"]
+from tests.support.waiting import wait_until
+
+__all__ = ["REPOSITORY", "Output", "database_url", "manage", "managed"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -63,3 +66,32 @@ def managed(*arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
         process.wait(10)
         if process.stdout is not None:
             process.stdout.close()
+
+
+class Output:
+    """What a process prints, read as it comes, so that a test waits for a line and not for the process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self._lines: list[str] = []
+        self._seen = 0
+        self._reader = threading.Thread(target=self._lines.extend, args=(process.stdout,), name="output")
+        self._reader.start()
+
+    def until(self, text: str) -> str:
+        """Wait for a line with `text` that has not been waited for yet, and return it."""
+        found: list[int] = []
+
+        def is_there() -> bool:
+            found[:] = [n for n, line in enumerate(self._lines[self._seen :], self._seen) if text in line]
+            return bool(found)
+
+        wait_until(is_there, timeout=30, what=f"the line {text!r}; there is {self._lines}")
+        self._seen = found[0] + 1
+        return self._lines[found[0]]
+
+    @property
+    def whole(self) -> str:
+        """Everything, once the process has ended."""
+        self._reader.join(20)
+        return "".join(self._lines)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from scriba import info
 from scriba.models import DeadLetter
 from scriba.registry import all_projections
 from tests.integration.commands.conftest import Shell
-from tests.support.processes import manage, managed
+from tests.support.processes import Output, manage, managed
 from tests.support.waiting import wait_until
 from tests.support.world import World
 from tests.testapp.models import Applied
@@ -29,35 +27,6 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 def world(transactional_db: None) -> World:
     """The events of the test app, and its projection ``noting``."""
     return World("noting")
-
-
-class Output:
-    """What a process prints, read as it comes, so that a test waits for a line and not for the process."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        self._lines: list[str] = []
-        self._seen = 0
-        self._reader = threading.Thread(target=self._lines.extend, args=(process.stdout,), name="output")
-        self._reader.start()
-
-    def until(self, text: str) -> str:
-        """Wait for a line with `text` that has not been waited for yet, and return it."""
-        found: list[int] = []
-
-        def is_there() -> bool:
-            found[:] = [n for n, line in enumerate(self._lines[self._seen :], self._seen) if text in line]
-            return bool(found)
-
-        wait_until(is_there, timeout=30, what=f"the line {text!r}; there is {self._lines}")
-        self._seen = found[0] + 1
-        return self._lines[found[0]]
-
-    @property
-    def whole(self) -> str:
-        """Everything, once the process has ended."""
-        self._reader.join(20)
-        return "".join(self._lines)
 
 
 # --- running -----------------------------------------------------------------------------------------------------
