@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connections
 from django.test import Client
 
 from scriba import Insert, Upsert, registry
@@ -41,6 +42,7 @@ def browser(_orm_beside_a_loop: None) -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
+        connections.close_all()  # those of this thread beside the loop are others than those without it
         browser.close()
 
 
