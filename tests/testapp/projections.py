@@ -61,6 +61,11 @@ def parking(data: Any, meta: Any) -> Any:
     return apply("parking", data, meta)
 
 
+@projection("halting", source=TableSource(Event), parallelism=2, retry=False, on_failure="halt", batch_size=50)
+def halting(data: Any, meta: Any) -> Any:
+    return apply("halting", data, meta)
+
+
 @projection("serial", source=TableSource(Event), parallelism=4, partition_by=SERIAL, batch_size=50)
 def serial(data: Any, meta: Any) -> Any:
     return apply("serial", data, meta)

@@ -187,6 +187,33 @@ def test_a_stopped_owner_does_not_overtake_a_parked_key(tmp_path: Path) -> None:
     world.check_conservation(len(first) + len(bad) + len(behind))
 
 
+@pytest.mark.case("A6")
+def test_a_stopped_owner_does_not_go_on_behind_a_halt(tmp_path: Path) -> None:
+    """While it was stopped the new owner halted: nothing is applied by anybody until a human acts, and then everything."""
+    world = world_of("halting")
+    fixed = tmp_path / "fixed"
+    positions = world.append("a", "b")
+    with runner("halting") as owner:
+        output = Output(owner)
+        world.wait_applied(2)
+        wait_running("halting")
+        with runner("halting"):
+            owner.send_signal(signal.SIGSTOP)
+            positions += world.append("a", fail=True, fixed=str(fixed))
+            wait_until(lambda: world.state.halt_cause, what="the halt")
+            positions += world.append("b", "b", "a")
+            owner.send_signal(signal.SIGCONT)
+            output.until("standby: owned")
+            assert world.applied() == positions[:2]
+            fixed.touch()
+            control.stop("halting", wait=True)
+            control.start("halting")
+            world.wait_applied(6)
+
+    world.check(positions)
+    assert world.letters() == []
+
+
 @pytest.mark.case("A7")
 def test_an_owner_frozen_inside_its_transaction_is_ended_by_the_takeover(tmp_path: Path) -> None:
     """It holds its share lock and written rows; the takeover is bounded, terminates it, and totals are exact."""
