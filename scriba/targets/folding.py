@@ -21,7 +21,8 @@ from scriba.results import Delete, Insert, Update, Upsert, Write
 from scriba.targets.kinds import NotFoldable
 from scriba.targets.layers import Entry, Layers
 from scriba.targets.one_by_one import apply_write, insert_prepared
-from scriba.targets.shapes import Shape, shape_of
+from scriba.targets.row_reads import row_read
+from scriba.targets.shapes import Shape, model_of_table, shape_of
 from scriba.targets.statements import execute_layer, forbid_cached_plans
 
 if TYPE_CHECKING:
@@ -74,14 +75,27 @@ class WriteBuffer:
         self._shapes = {}
         self.unmatched = 0
 
+    def is_apart(self, sql: Any, params: Any) -> bool:
+        """Say whether a query reads one row that no buffered write touches: it sees the same before a flush as after."""
+        read = row_read(sql) if isinstance(sql, str) and isinstance(params, (tuple, list)) else None
+        if read is None or len(params) != read.parameters:
+            return False
+        model = model_of_table(self._connection, read.table)
+        shape = None if model is None else self._shape(model)
+        if shape is None or shape.obstacle or len(shape.keys) != 1 or shape.keys[0].quoted != read.key:
+            return False
+        try:
+            key = shape.single_key(params[-1])
+        except NotFoldable:
+            return False
+        return key is not None and not self._layers.may_hold(shape, key)
+
     # --- One write ------------------------------------------------------------------------------------
 
     def _fold(self, write: Write) -> bool:
         """Buffer `write`, or return False when the ORM has to apply it by itself."""
         model = write.model if isinstance(write, _BY_FILTER) else type(write.obj)
-        shape = self._shapes.get(model)
-        if shape is None:
-            shape = self._shapes[model] = shape_of(self._connection, model)
+        shape = self._shape(model)
         if shape.obstacle:
             return False
         take = self._TAKES.get(type(write)) or _inherited(self._TAKES, write)
@@ -93,6 +107,12 @@ class WriteBuffer:
     def _upsert(self, shape: Shape, write: Upsert) -> bool:
         takes_over = shape.takes_over(write.unique_fields, write.update_fields)
         return takes_over is not None and self._put(shape, write, takes_over)
+
+    def _shape(self, model: type[models.Model]) -> Shape:
+        shape = self._shapes.get(model)
+        if shape is None:
+            shape = self._shapes[model] = shape_of(self._connection, model)
+        return shape
 
     def _put(self, shape: Shape, write: Insert | Upsert, takes_over: tuple[Column, ...] | None = None) -> bool:
         obj = write.obj

@@ -122,6 +122,7 @@ class Layers:
         self._layers: list[list[Entry]] = []
         self._rows: dict[Table, dict[Hashable, Entry]] = {}
         self._used: dict[tuple[Table, str], _Used] = {}
+        self._drawn: set[Table] = set()  #: tables with a row whose key the database will choose
 
     def __bool__(self) -> bool:
         return bool(self._layers)
@@ -142,14 +143,20 @@ class Layers:
             self._append(entry, max(layer, earlier.layer + 1))
         if key is not None:
             rows[key] = entry
+        else:
+            self._drawn.add(table)
         for use in uses:
             self._used[table, use.thing].note(use, entry.layer)
 
     def drain(self) -> list[list[Entry]]:
         """Hand over the layers in their order and forget everything."""
         layers = self._layers
-        self._layers, self._rows, self._used = [], {}, {}
+        self._layers, self._rows, self._used, self._drawn = [], {}, {}, set()
         return layers
+
+    def may_hold(self, table: Table, key: Hashable) -> bool:
+        """Say whether a write on this row may be waiting here."""
+        return table in self._drawn or key in self._rows.get(table, ())
 
     def _append(self, entry: Entry, layer: int) -> None:
         if layer == len(self._layers):

@@ -82,14 +82,13 @@ class OrmWriter:
 
     @contextmanager
     def batch(self, fence: Fence, *, verdict: bool = False) -> Iterator[OrmBatch]:
-        del verdict  # both passes go the same way here: they differ in what the pipeline asks for
         failed: BaseException | None = None
         with self._connected() as connection:
             hooks = len(connection.run_on_commit)
             try:
                 with transaction.atomic(using=self._using, durable=not self._inline):
                     try:
-                        with self._opened(connection, fence) as batch:
+                        with self._opened(connection, fence, verdict=verdict) as batch:
                             yield batch
                             batch.finish()
                         make_robust(connection, hooks, self._identity)
@@ -105,8 +104,8 @@ class OrmWriter:
             raise failed
 
     @contextmanager
-    def _opened(self, connection: BaseDatabaseWrapper, fence: Fence) -> Iterator[OrmBatch]:
-        batch = OrmBatch(connection, self._identity)
+    def _opened(self, connection: BaseDatabaseWrapper, fence: Fence, *, verdict: bool) -> Iterator[OrmBatch]:
+        batch = OrmBatch(connection, self._identity, verdict=verdict)
         if not self._inline:
             batch.check_fence(fence)
         with batch.watched():
@@ -138,7 +137,7 @@ class OrmWriter:
 class OrmBatch:
     """One open transaction."""
 
-    def __init__(self, connection: BaseDatabaseWrapper, identity: Identity) -> None:
+    def __init__(self, connection: BaseDatabaseWrapper, identity: Identity, *, verdict: bool = False) -> None:
         self._connection = connection
         self._identity = identity
         self._cursor = connection.cursor()
@@ -146,7 +145,9 @@ class OrmBatch:
         self._server: Any = self._driver.pgconn
         self._buffer = WriteBuffer(connection)
         self._unmatched = 0  #: what buffers had counted that a trial has thrown away since
-        self._watch = Watch(connection, self._before_first_statement)
+        # In a verdict pass each handler's first statement has its savepoint: a read that fails is its event's fault.
+        apart = {} if verdict else {"is_apart": self._buffer.is_apart}
+        self._watch = Watch(connection, self._before_first_statement, **apart)
         self._depth = self._depth_now()
         self._attempt_is_open = False  #: the savepoint of some earlier attempt is still there
 
@@ -251,6 +252,8 @@ class OrmBatch:
         connection.set_rollback(False)
         del connection.atomic_blocks[blocks:]
         del connection.savepoint_ids[savepoints:]
+        if not self._watch.touched and self._status() is not TransactionStatus.INTRANS:
+            raise WriteFailed(_NO_SAVEPOINT, guilty=False) from cause
         if self._watch.touched:
             try:
                 self._execute(f"ROLLBACK TO SAVEPOINT {_ATTEMPT}")
@@ -387,6 +390,8 @@ _CHECK_AND_RELEASE: Final = (
     f"RELEASE SAVEPOINT {_TRIAL}"
 )
 
+#: A read that went ahead of any savepoint has failed: the verdict pass sets one, and says whose fault it was.
+_NO_SAVEPOINT: Final = Failure(FailureKind.INTEGRITY, "commit:25P02 (in_failed_sql_transaction)")
 _ENDED: Final = Failure(FailureKind.STRUCTURAL, "commit:25P01 (no_active_sql_transaction)")
 _NOT_COMMITTABLE: Final = Failure(FailureKind.STRUCTURAL, "commit:25000 (invalid_transaction_state)")
 #: Bounded: when no error explains it, the handler does this each time.

@@ -30,7 +30,7 @@ from scriba.targets.layers import Entry, Form, Op, Use
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["RowForm", "Shape", "shape_of"]
+__all__ = ["RowForm", "Shape", "model_of_table", "shape_of"]
 
 
 _NOTHING: Final[frozenset[Any]] = frozenset()
@@ -112,6 +112,16 @@ def shape_of(connection: BaseDatabaseWrapper, model: type[models.Model]) -> Shap
     if shape is None or (shape.facts is not facts and shape.facts != facts):
         shape = shapes[model] = Shape(model, facts, connection)
     return shape
+
+
+def model_of_table(connection: BaseDatabaseWrapper, table: str) -> type[models.Model] | None:
+    """Return a model whose table is called `table` in SQL; None when there is none."""
+    found: dict[str, type[models.Model] | None] = vars(connection).setdefault("scriba_models", {})
+    if table not in found:
+        every = apps.get_models(include_auto_created=True, include_swapped=True)
+        names = ((quoted(connection, model._meta.db_table), model) for model in every if not model._meta.proxy)
+        found[table] = next((model for name, model in names if name == table), None)
+    return found[table]
 
 
 class Shape:

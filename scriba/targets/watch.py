@@ -46,8 +46,14 @@ class HandlerMisuse(PermanentFailure):
 class Watch:
     """Watches one connection from the beginning of a batch to its end; active while a handler runs."""
 
-    def __init__(self, connection: BaseDatabaseWrapper, before_first: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        connection: BaseDatabaseWrapper,
+        before_first: Callable[[], None],
+        is_apart: Callable[[Any, Any], bool] = lambda _sql, _params: False,
+    ) -> None:
         self._connection = connection
+        self._is_apart = is_apart
         self._driver = connection.connection
         self._before_first = before_first
         self._is_passing = False  #: a noticed statement, or one of our own, is on its way
@@ -153,8 +159,30 @@ class Watch:
     def _on_execute(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001 - Django's
         if not self.is_active:
             return execute(sql, params, many, context)
+        if not self.touched and not many and self._can_go_first(sql, params, context["cursor"].cursor):
+            return self._go_first(execute, sql, params, many, context)
         with self.statement(sql):
             return execute(sql, params, many, context)
+
+    def _can_go_first(self, sql: Any, params: Any, cursor: Any) -> bool:
+        """Say whether a read needs nothing before it: no flush, because it would see the same, and no savepoint."""
+        if self.early_error is not None or isinstance(cursor, psycopg.ServerCursor):
+            return False
+        self._is_passing = True  # what is asked about the table is no statement of the handler
+        try:
+            return self._is_apart(sql, params)
+        finally:
+            self._is_passing = False
+
+    def _go_first(self, execute: Any, sql: Any, params: Any, many: Any, context: Any) -> Any:
+        self._is_used = self._is_passing = True
+        try:
+            return execute(sql, params, many, context)
+        except BaseException as error:
+            self._note(error)
+            raise
+        finally:
+            self._is_passing = False
 
     def _make_cursor(self, *args: Any, **options: Any) -> Any:
         made = self._originals["cursor"](*args, **options)
