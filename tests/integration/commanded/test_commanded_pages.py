@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from scriba.engine.reader import PAGE
 from scriba.exceptions import SourceError
 from scriba.sources import commanded_subscription
 from tests.support.backlog import MOST_MEMORY, Held, backlog_is_passed, memory
@@ -291,7 +292,7 @@ def test_a_projection_passes_a_filtered_backlog(world: World, backlog: Store, mo
     held = Held(monkeypatch, commanded_subscription.CommandedSubscription, passing=20)
     wanted = [Recorded(type="Elixir.Shop.Passed")]
     with memory() as peak:
-        backlog_is_passed(world, projection, held, lambda: backlog.append("other", wanted), most_step=1_000)
+        backlog_is_passed(world, projection, held, lambda: backlog.append("other", wanted), most_step=PAGE)
         assert peak() < MOST_MEMORY
 
 
