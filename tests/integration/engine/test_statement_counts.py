@@ -128,6 +128,31 @@ def test_a_batch_of_twice_the_size_costs_no_more_statements(written: World, monk
     assert len(second.statements) <= len(first.statements) <= 6
 
 
+def test_a_handler_that_reads_its_row_costs_one_statement_per_read(
+    written: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row is read once, before anything waits to be written to it: no flush and no savepoint comes between."""
+    for name in (f"s{n}" for n in range(1, STREAMS, 2)):
+        Row.objects.create(id=name, name="old")
+
+    def reading(data: Any, meta: Any) -> Any:
+        if data["n"] >= STREAMS:
+            return Skip()
+        return Update(Row, {"id": meta.stream_id}, status=f"was {Row.objects.get(pk=meta.stream_id).name}")
+
+    projection = written.projection(reading, batch_size=EVENTS)
+    items = [keyed(projection, event) for event in fetched(written, projection)]
+    run, _writer = lane_of(written, projection)
+    shape_of(connection, Row)
+
+    with counted(monkeypatch) as count:
+        step = run.step(items)
+
+    assert step.settled == EVENTS
+    assert len(count.statements) <= STREAMS + 5, count.statements[-8:]
+    assert Row.objects.filter(status="was old").count() == STREAMS
+
+
 def test_reading_costs_one_statement_per_page(written: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening a table takes some questions; after that a page of events is one statement, and pages grow."""
     projection = written.projection(handler)
