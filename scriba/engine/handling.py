@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from scriba.protocols import Batch
     from scriba.registry import Projection
 
-__all__ = ["DecodeFailed", "FailReturned", "HandlerCall", "HandlerExited", "plain_text"]
+__all__ = ["DecodeFailed", "FailReturned", "HandlerCall", "HandlerExited", "exited", "plain_text"]
 
 
 _SINGLE: Final = frozenset({Delete, Insert, Update, Upsert})
@@ -38,7 +38,16 @@ class FailReturned(Exception):  # noqa: N818 - stands for the handler's Fail(rea
 
 
 class HandlerExited(PermanentFailure):
-    """The handler raised SystemExit, KeyboardInterrupt or GeneratorExit: a thread is not a process to leave."""
+    """The handler, or what decodes or partitions for it, raised SystemExit, CancelledError or another exception that is
+    no error: a thread is not a process to leave, and no task to cancel.
+    """
+
+
+def exited(who: str, error: BaseException) -> HandlerExited:
+    """Return what stands for `error`, which is no :class:`Exception`; raise it again when a person pressed Ctrl-C."""
+    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        raise error
+    return HandlerExited(f"{who} raised {type(error).__name__}")
 
 
 class HandlerCall:
@@ -71,6 +80,8 @@ class HandlerCall:
             raise
         except Exception as cause:
             raise DecodeFailed(plain_text(cause)) from cause
+        except BaseException as cause:
+            raise exited("decoding", cause) from cause
         meta = _new(EventMeta, (
             event.id, event.stream_id, event.position, type_, metadata, event.occurred_at,
             event.correlation_id, event.causation_id, event.stream_version, self.replaying,
@@ -83,10 +94,10 @@ class HandlerCall:
     def _call(self, data: Any, meta: EventMeta) -> Any:
         try:
             return self._handler(data, meta)
-        except (SystemExit, GeneratorExit, KeyboardInterrupt) as error:
-            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-                raise  # a person at the keyboard, not the handler
-            raise HandlerExited(f"the handler raised {type(error).__name__}") from error
+        except Exception:
+            raise
+        except BaseException as error:
+            raise exited("the handler", error) from error
 
     def _observed(self, event: Event, data: Any, meta: EventMeta) -> Any:
         fields = event_fields(event)

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from scriba import signals
 from scriba.engine.handling import DecodeFailed, FailReturned, HandlerCall, HandlerExited, plain_text
 from scriba.engine.letters import letter_for
+from scriba.engine.outcomes import Outcomes
 from scriba.engine.tally import Halt, Tally
-from scriba.engine.telemetry import event_fields, log_letter, send
+from scriba.engine.telemetry import send
 from scriba.event import SkipEvent
 from scriba.exceptions import PermanentFailure, RetryAfter
-from scriba.log_fields import about
 from scriba.protocols import CursorRefused, Failure, FailureKind, FenceLost, Settlement, WriteFailed
 from scriba.results import Fail
 
@@ -46,7 +46,6 @@ BACKOFF_S = (0.0, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0)
 BOUNDED_REPEATS = 4
 #: Cursors remembered per lane while positions may still be repeats.
 CURSORS_KEPT = 20_000
-SKIPS_BEFORE_WARNING = 1_000
 
 
 class Step(NamedTuple):
@@ -88,7 +87,7 @@ class LaneRun:
         self._singly = 0  #: so many events are tried one by one, to find the slow one
         self._judging = 0  #: so many events get a verdict pass next
         self._blamed: tuple[int, Failure, BaseException] | None = None
-        self._skips_in_a_row: int | None = 0
+        self._outcomes = Outcomes(self._identity, lane)
         self.last_commit = time.monotonic()
 
     # --- the main function ------------------------------------------------------------------------------
@@ -110,7 +109,7 @@ class LaneRun:
         except Exception as error:  # noqa: BLE001 - whatever the database said is classified, never swallowed
             return self._after_failure(*self._failure_of(error), batch)
         self._remember(batch, tally)
-        self._announce(tally, started)
+        self._outcomes.announce(tally, time.monotonic() - started)
         if tally.halt is not None:
             raise tally.halt
         return Step(tally.settled, tally.retry[1] if tally.retry else 0.0)
@@ -389,44 +388,3 @@ class LaneRun:
         if tally.retry is not None:
             self._failed = (batch[tally.settled].event.position, tally.retry[0])
         self.last_commit = time.monotonic()
-
-    def _announce(self, tally: Tally, started: float) -> None:
-        """Send the outcome signals: after the commit, and rows and signals agree on every path."""
-        identity, now = self._identity, time.time()
-        for item, reason in tally.skips if signals.event_skipped.receivers else ():
-            send(signals.event_skipped, identity, system_time=now, reason=reason, **event_fields(item.event))
-        for letter in tally.letters:
-            log_letter(identity, letter, self._lane)
-            send(
-                signals.dead_lettered,
-                identity,
-                system_time=now,
-                error_kind=letter.error_kind,
-                status=letter.status,
-                **event_fields(letter.event),
-            )
-        if tally.counters.unmatched:
-            send(signals.writes_unmatched, identity, count=tally.counters.unmatched, lane=self._lane)
-        if tally.settled:
-            duration = time.monotonic() - started
-            send(signals.batch_stopped, identity, duration=duration, batch_size=tally.settled, lane=self._lane)
-        self._warn_about_skips(tally)
-
-    def _warn_about_skips(self, tally: Tally) -> None:
-        """Warn once when nothing but skips came: nearly always a handler that matches on the wrong thing."""
-        if self._skips_in_a_row is None:
-            return
-        if tally.counters.skipped - tally.counters.deduplicated < tally.settled - tally.counters.deduplicated:
-            self._skips_in_a_row = None
-            return
-        self._skips_in_a_row += tally.counters.skipped - tally.counters.deduplicated
-        if self._skips_in_a_row >= SKIPS_BEFORE_WARNING:
-            self._skips_in_a_row = None
-            logger.warning(
-                "%s: the first %d events of lane %d were all Skip(). Without types= the handler gets a dict: does it "
-                "match on meta.type?",
-                self._identity,
-                SKIPS_BEFORE_WARNING,
-                self._lane,
-                extra=about(self._identity, lane=self._lane),
-            )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from scriba import signals
-from scriba.engine.handling import DecodeFailed, plain_text
+from scriba.engine.handling import DecodeFailed, exited, plain_text
 from scriba.engine.lanes import Lane, Routed, Watermark
 from scriba.engine.partitioner import lane_of, owns, owns_all
 from scriba.engine.pipeline import BACKOFF_S, Halt
@@ -342,6 +342,10 @@ def keyed(projection: Projection, event: Event) -> Routed:
             raise TypeError(msg)  # noqa: TRY301 - one event's fault, like any error of the callable
     except Exception as error:  # noqa: BLE001 - its lane makes a dead letter of it
         return Routed(event, ordering_key_in(event.partition, event.stream_id), _decoding_error(event) or error)
+    except BaseException as error:  # noqa: BLE001 - likewise: the reader's thread is not the callable's to end
+        left = exited("partition_by", error)
+        left.__cause__ = error
+        return Routed(event, ordering_key_in(event.partition, event.stream_id), left)
     return Routed(event, ordering_key_in(event.partition, key))
 
 

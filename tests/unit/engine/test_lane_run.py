@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from scriba.engine.circuit import Circuit
+from scriba.engine.letters import describe
 from scriba.engine.pipeline import BACKOFF_S, BOUNDED_REPEATS, Halt
+from scriba.engine.reader import keyed
 from scriba.event import Event
 from scriba.exceptions import PermanentFailure, RetryAfter
 from scriba.protocols import FailureKind, FenceLost
@@ -436,7 +439,7 @@ def test_a_wrong_key_that_breaks_every_payload_halts() -> None:
 
 
 @pytest.mark.case("B17")
-@pytest.mark.parametrize("raised", [SystemExit, GeneratorExit])
+@pytest.mark.parametrize("raised", [SystemExit, GeneratorExit, asyncio.CancelledError])
 def test_a_handler_that_tries_to_leave_is_one_events_fault(raised: type[BaseException]) -> None:
     """A thread is not a process to leave: no endless loop, one letter of that kind."""
 
@@ -449,7 +452,42 @@ def test_a_handler_that_tries_to_leave_is_one_events_fault(raised: type[BaseExce
     settle_all(lane_run(projection), routed(projection, events(S, S)))
 
     assert positions(target) == [2]
-    assert [letter.error_kind for letter in target.letters.values()] == [raised.__name__]
+    assert [letter.error_kind for letter in target.letters.values()] == [describe(raised()).kind]
+
+
+@pytest.mark.case("B17")
+def test_a_codec_that_tries_to_leave_is_one_events_fault() -> None:
+    """Decoding is code of the team, too, and runs in the same thread."""
+
+    class Leaving:
+        def decode(self, event: Event) -> Any:
+            raise asyncio.CancelledError
+
+        def stored(self, event: Event) -> tuple[Any, Any]:
+            return event.raw, {}
+
+    target, projection = world(retry=RetryPolicy())
+    first, second = events(S, S)
+    settle_all(lane_run(projection), routed(projection, [first._replace(codec=Leaving()), second]))
+
+    assert positions(target) == [2]
+    assert [letter.error_kind for letter in target.letters.values()] == [describe(asyncio.CancelledError()).kind]
+
+
+@pytest.mark.case("B17")
+def test_a_partition_by_that_tries_to_leave_is_one_events_fault() -> None:
+    """It runs in the reader's thread, on which all lanes depend."""
+
+    def leave(event: Event) -> str:
+        if event.position == 1:
+            raise SystemExit
+        return event.stream_id
+
+    target, projection = world(partition_by=leave, retry=RetryPolicy())
+    settle_all(lane_run(projection), [keyed(projection, event) for event in events(S, S)])
+
+    assert positions(target) == [2]
+    assert [letter.error_kind for letter in target.letters.values()] == ["SystemExit"]
 
 
 @pytest.mark.case("A24")
