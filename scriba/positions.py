@@ -32,16 +32,24 @@ def cursors_of(cursor: CursorWrapper, identity: Identity, keys: Sequence[str]) -
 
 
 def settle(cursor: CursorWrapper, identity: Identity, settlement: Settlement) -> None:
-    """Move every cursor of the batch and count its events. Raises :class:`CursorRefused` when one will not move."""
-    counters = settlement.counters
+    """Move every cursor of the batch and count its events. Raises :class:`CursorRefused` when one will not move.
+
+    One statement, unless a key has no cursor yet, or the lane no counters: each then costs one more.
+    """
+    counters, moves = settlement.counters, settlement.moves
     counted = {name: getattr(counters, name) for name in _COUNTERS}
-    if not settlement.moves and not any(counted.values()):
+    if not moves and not any(counted.values()):
         return
-    params = counted | {"segment": settlement.segment, "lane": settlement.lane}
-    cursor.execute(_SETTLE, {**_named(identity), **_arrays(settlement.moves), **params})
-    (written,) = cursor.fetchone() or (0,)
-    if written != len(settlement.moves):
-        raise CursorRefused(f"{len(settlement.moves) - written} of {len(settlement.moves)} cursors stand elsewhere")
+    params = _named(identity) | _arrays(moves) | counted | {"segment": settlement.segment, "lane": settlement.lane}
+    cursor.execute(_MOVE, params)
+    written, lanes = cursor.fetchone() or (0, 0)
+    if written != len(moves):
+        cursor.execute(_ADD, params)
+        written += cursor.rowcount
+    if written != len(moves):
+        raise CursorRefused(f"{len(moves) - written} of {len(moves)} cursors stand elsewhere")
+    if not lanes:
+        cursor.execute(_OPEN, params)
 
 
 def raise_applied(cursor: CursorWrapper, identity: Identity, move: CursorMove) -> None:
@@ -103,10 +111,9 @@ SELECT stream_id, position FROM scriba_positions
 WHERE projection_name = %(name)s AND projection_version = %(version)s AND stream_id = ANY(%(keys)s::text[])
 """
 
-#: `moved` waits for its rows in the order of the arrays; `added` runs after it, because it reads what it returned. Saying
-#: the keys twice keeps the look-ups on the index, also when the table has grown a millionfold since its last ANALYZE.
-#: A missing counter row is made; only a lane that is being opened at this very moment can stand in its way.
-_SETTLE: Final = """
+#: `moved` waits for its rows in the order of the arrays. Saying the keys twice keeps the look-ups on the index, also when
+#: the table has grown a millionfold since its last ANALYZE.
+_MOVE: Final = """
 WITH given AS MATERIALIZED (
   SELECT * FROM unnest(%(keys)s::text[], %(firsts)s::bigint[], %(lasts)s::bigint[], %(applieds)s::bigint[])
     AS given (key, first, last, applied)
@@ -116,13 +123,6 @@ WITH given AS MATERIALIZED (
   FROM given
   WHERE known.projection_name = %(name)s AND known.projection_version = %(version)s
     AND known.stream_id = given.key AND known.stream_id = ANY(%(keys)s::text[]) AND known.position < given.first
-  RETURNING known.stream_id
-), added AS (
-  INSERT INTO scriba_positions
-    (projection_name, projection_version, stream_id, position, applied_position, updated_at)
-  SELECT %(name)s, %(version)s, key, last, applied, now()
-  FROM given WHERE NOT EXISTS (SELECT FROM moved WHERE moved.stream_id = given.key) ORDER BY key
-  ON CONFLICT (projection_name, projection_version, stream_id) DO NOTHING
   RETURNING 1
 ), counted AS (
   UPDATE scriba_lanes
@@ -131,17 +131,27 @@ WITH given AS MATERIALIZED (
       unmatched = unmatched + %(unmatched)s
   WHERE segment_id = %(segment)s AND lane = %(lane)s
   RETURNING 1
-), opened AS (
-  INSERT INTO scriba_lanes AS known
-    (segment_id, lane, applied, skipped, dead_lettered, deduplicated, unmatched)
-  SELECT %(segment)s, %(lane)s, %(applied)s, %(skipped)s, %(dead_lettered)s, %(deduplicated)s, %(unmatched)s
-  WHERE NOT EXISTS (SELECT FROM counted)
-  ON CONFLICT (segment_id, lane) DO UPDATE
-  SET applied = known.applied + excluded.applied, skipped = known.skipped + excluded.skipped,
-      dead_lettered = known.dead_lettered + excluded.dead_lettered,
-      deduplicated = known.deduplicated + excluded.deduplicated, unmatched = known.unmatched + excluded.unmatched
 )
-SELECT (SELECT count(*) FROM moved) + (SELECT count(*) FROM added)
+SELECT (SELECT count(*) FROM moved), (SELECT count(*) FROM counted)
+"""
+
+#: After `_MOVE`: a cursor that it moved, or that stands elsewhere, is in the way here, and not counted.
+_ADD: Final = """
+INSERT INTO scriba_positions (projection_name, projection_version, stream_id, position, applied_position, updated_at)
+SELECT %(name)s, %(version)s, key, last, applied, now()
+FROM unnest(%(keys)s::text[], %(lasts)s::bigint[], %(applieds)s::bigint[]) AS given (key, last, applied)
+ORDER BY key
+ON CONFLICT (projection_name, projection_version, stream_id) DO NOTHING
+"""
+
+#: A lane's first batch; only a lane that is being opened at this very moment can stand in its way.
+_OPEN: Final = """
+INSERT INTO scriba_lanes AS known (segment_id, lane, applied, skipped, dead_lettered, deduplicated, unmatched)
+VALUES (%(segment)s, %(lane)s, %(applied)s, %(skipped)s, %(dead_lettered)s, %(deduplicated)s, %(unmatched)s)
+ON CONFLICT (segment_id, lane) DO UPDATE
+SET applied = known.applied + excluded.applied, skipped = known.skipped + excluded.skipped,
+    dead_lettered = known.dead_lettered + excluded.dead_lettered,
+    deduplicated = known.deduplicated + excluded.deduplicated, unmatched = known.unmatched + excluded.unmatched
 """
 
 _RAISE_APPLIED: Final = """

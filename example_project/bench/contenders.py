@@ -6,6 +6,7 @@ keep no checkpoint, no dead letters and no fence: all that Scriba does beside is
 
 from __future__ import annotations
 
+import importlib
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -194,13 +195,14 @@ def scriba(
     batch_stopped.connect(count, weak=False)
     with connection.cursor() as cursor:  # the driver and Django are loaded; the connection is this thread's
         cursor.execute("SELECT 1")
-    meter = Meter()
-    watch = watched_memory(meter) if samples else nullcontext()
-    with spared_collector(), watch, start_projection(made) as handle:  # as run_projections has it
-        for _ in range(int(LONGEST_S * 2)):
-            if done.wait(0.5) or handle.wait(0):  # raises what it ended with
-                break
-        cost = meter.cost(events)
+    importlib.import_module("scriba.engine.runner")  # as in a process that runs projections, and so is the collector
+    with spared_collector():
+        meter = Meter()
+        with watched_memory(meter) if samples else nullcontext(), start_projection(made) as handle:
+            for _ in range(int(LONGEST_S * 2)):
+                if done.wait(0.5) or handle.wait(0):  # raises what it ended with
+                    break
+            cost = meter.cost(events)
     if total[0] != events:
         message = f"{total[0]} of {events} events were settled"
         raise RuntimeError(message)

@@ -112,6 +112,7 @@ class TableSubscription(_Reading):
         self._current: CurrentStart | None = None  #: while it is not known where to begin
         self._is_told_to_return = False
         self._after = NOTHING
+        self._is_drained = False  #: the last look found nothing that it did not hand out
         self._rows = FIRST_ROWS
         self._budget = 0
         self._blocked_since: float | None = None
@@ -128,6 +129,9 @@ class TableSubscription(_Reading):
         horizon = self._opened()
         if self._current is not None:
             self._begin(horizon, self._current, timeout)
+        if self._is_drained and timeout > 0 and self._hears():
+            self._rest(timeout)  # the last look found the end: whoever has appended since has said so
+            return self._look(horizon, limit)
         before = self._after
         page = self._look(horizon, limit)
         if page.scanned > before or timeout <= 0:
@@ -199,6 +203,9 @@ class TableSubscription(_Reading):
         horizon.check(position)
         horizon.advance(position)
 
+    def _hears(self) -> bool:
+        return self._ear is not None and self._ear.listening.is_set()
+
     def _rest(self, longest_s: float) -> None:
         self._hint.wait(longest_s)
         self._hint.clear()
@@ -251,8 +258,9 @@ class TableSubscription(_Reading):
         elif self._blocked_since is None:
             self._blocked_since = now
         self._after = scanned
+        self._is_drained = is_complete and not is_cut
         found = [row for row in rows[:ready] if row[_WANTED]] if self._reading.is_filtered else rows[:ready]
-        return Page(self._reading.shape.events(found), scanned, caught_up=is_complete and not is_cut)
+        return Page(self._reading.shape.events(found), scanned, caught_up=self._is_drained)
 
     def _look_back(self, horizon: Horizon, limit: int) -> Page:
         """Read what is settled: holes mean nothing there, so only what the filters let through leaves the server."""
@@ -261,7 +269,7 @@ class TableSubscription(_Reading):
         upto = bound[0][0] if bound else horizon.settled
         rows, is_cut = self._page(limit, upto=upto, statement=self._reading.statements.wanted)
         self._after = rows[-1][0] if is_cut else upto
-        self._idle_since, self._blocked_since = time.monotonic(), None
+        self._idle_since, self._blocked_since, self._is_drained = time.monotonic(), None, False
         return Page(self._reading.shape.events(rows), self._after, caught_up=False)
 
     def _page(self, limit: int, *, upto: int = END, statement: str = "") -> tuple[Rows, bool]:

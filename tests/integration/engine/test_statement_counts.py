@@ -93,7 +93,9 @@ def lane_of(world: World, projection: Any) -> tuple[LaneRun, Any]:
 
 
 def test_a_batch_costs_a_handful_of_statements(written: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """500 events of 100 streams into two models: a fence; an insert and an update for each; cursors; a commit."""
+    """500 events of 100 streams into two models: a fence; an insert and an update for each; cursors; a commit. The very
+    first batch of a lane makes its counters and its cursors, too.
+    """
     projection = written.projection(handler, batch_size=EVENTS)
     items = [keyed(projection, event) for event in fetched(written, projection)]
     run, _writer = lane_of(written, projection)
@@ -104,8 +106,8 @@ def test_a_batch_costs_a_handful_of_statements(written: World, monkeypatch: pyte
         step = run.step(items)
 
     assert step.settled == EVENTS
-    assert len(count.statements) <= 6, count.statements
-    assert count.round_trips <= 9
+    assert len(count.statements) <= 8, count.statements
+    assert count.round_trips <= 11
     assert Row.objects.filter(status="turn 3").count() == STREAMS
     assert Counter.objects.filter(value=3).count() == STREAMS
     assert len(written.cursors()) == STREAMS
@@ -125,7 +127,8 @@ def test_a_batch_of_twice_the_size_costs_no_more_statements(written: World, monk
     with counted(monkeypatch) as second:
         assert run.step(rest).settled == len(rest)
 
-    assert len(second.statements) <= len(first.statements) <= 6
+    assert len(first.statements) <= 8
+    assert len(second.statements) <= 6
 
 
 def test_a_handler_that_reads_its_row_costs_one_statement_per_read(

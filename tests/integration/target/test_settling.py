@@ -295,7 +295,7 @@ def test_cursors_are_found_by_index_however_the_table_has_grown(desk: Desk) -> N
                 params = {**dict.fromkeys(positions._COUNTERS, 0), "segment": desk.segment, "lane": 0}
                 with connection.cursor() as cursor:
                     cursor.execute(
-                        "EXPLAIN (ANALYZE, TIMING off, SUMMARY off) " + positions._SETTLE,
+                        "EXPLAIN (ANALYZE, TIMING off, SUMMARY off) " + positions._MOVE,
                         {**positions._named(desk.identity), **positions._arrays(moves), **params},
                     )
                     plan = [line for (line,) in cursor.fetchall()]
