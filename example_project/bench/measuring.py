@@ -194,6 +194,67 @@ def start_child(work: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
     return result
 
 
+# --- how late -------------------------------------------------------------------------------------------
+
+LONGEST_S = 120.0
+REST_S = 1.0  #: before the first append: whoever projects has started by then
+
+
+class Arrivals:
+    """When each of `count` events had its row committed; noted by any thread."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._seen: dict[int, float] = {}
+        self._done = threading.Event()
+
+    def note(self, key: int) -> None:
+        self._seen[key] = time.monotonic()
+        if len(self._seen) == self._count:
+            self._done.set()
+
+    def wait(self, check: Callable[[], object]) -> None:
+        """Wait until all have arrived, at most `LONGEST_S`; `check` raises when that cannot happen any more."""
+        deadline = time.monotonic() + LONGEST_S
+        while not self._done.wait(0.5) and time.monotonic() < deadline:
+            check()
+
+    def judged(self, cost: Cost, committed: dict[int, float], appended_per_s: float) -> Cost:
+        """Return `cost` with how many milliseconds passed from each commit to the commit of its row."""
+        if self._seen.keys() != committed.keys():
+            message = f"{len(self._seen)} of {len(committed)} events were settled"
+            raise RuntimeError(message)
+        late = sorted((self._seen[key] - at) * 1000 for key, at in committed.items())
+        shares = {f"p{share}_ms": late[min(len(late) - 1, len(late) * share // 100)] for share in (50, 99)}
+        cost.extra.update(shares, appended_per_s=appended_per_s)
+        return cost
+
+
+def at_rate(rate: int, count: int, append: Callable[[int], int]) -> tuple[dict[int, float], float]:
+    """Call `append` for each of `count` numbers, at `rate` a second; return when each key that it returned was
+    committed, and the rate reached. By as many threads as the rate needs where a commit takes 20 ms.
+    """
+    committed: dict[int, float] = {}
+    numbers = iter(range(count))
+    threading.Event().wait(REST_S)
+    started = time.monotonic()
+
+    def write() -> None:
+        pause = threading.Event()
+        for number in numbers:
+            pause.wait(max(0.0, started + number / rate - time.monotonic()))
+            key = append(number)
+            committed[key] = time.monotonic()
+        connection.close()
+
+    threads = [threading.Thread(target=write) for _ in range(max(1, rate // 50))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return committed, count / (time.monotonic() - started)
+
+
 class Spread(NamedTuple):
     """A median with its range."""
 

@@ -17,9 +17,9 @@ from eventsourcing.persistence import Tracking, TrackingRecorder
 from eventsourcing.postgres import PostgresTrackingRecorder
 from eventsourcing.projection import Projection, ProjectionRunner
 
-from example_project.bench.measuring import Cost, Meter
+from example_project.bench.measuring import Arrivals, Cost, Meter, at_rate, start_child
 from example_project.bench.models import BenchEvent
-from example_project.bench.workload import ADDED, CHANGED, TABLE
+from example_project.bench.workload import ADDED, CHANGED, PADDING, TABLE
 from scriba.sources.eventsourcing import database_env
 
 WARM_UP = 100
@@ -104,6 +104,41 @@ def eventsourcing(events: int) -> Cost:
         meter = Meter()
         runner.wait(events, timeout=600)
         return meter.cost(events - started_at)
+
+
+def tail(rate: int, count: int) -> Cost:
+    """Run while another process appends to the application's log, which notifies by itself."""
+    env = database_env()
+    _fill(Shelf(env=env), 0)
+    arrivals = Arrivals(count)
+
+    class NotedRows(Rows):
+        def add(self, event: Item.Added, tracking: Tracking) -> None:
+            super().add(event, tracking)  # in a transaction that is committed by now
+            arrivals.note(event.position)
+
+    append = start_child(_append_at, rate, count)
+    with ProjectionRunner(application_class=Shelf, projection_class=ItemRows, view_class=NotedRows, env=env) as runner:
+        meter = Meter()
+        arrivals.wait(lambda: runner.run_forever(timeout=0.0))
+        meter.ended()
+        cost = meter.cost(count)
+    return arrivals.judged(cost, *append())
+
+
+def _append_at(rate: int, count: int) -> tuple[dict[int, float], float]:
+    shelf = Shelf(env=database_env())
+
+    def append(number: int) -> int:
+        added = Item.Added(
+            originator_id=uuid5(NAMESPACE_URL, f"s-{number}"), originator_version=1,
+            timestamp=Aggregate.Event.create_timestamp(), stream_id=f"s-{number}", item=f"i-{number:09d}",
+            status="open", amount=Decimal("9.99"), quantity=1, note=f"{PADDING} {number}", position=number,
+        )  # fmt: skip
+        shelf.recorder.insert_events([shelf.mapper.to_stored_event(added)])
+        return number
+
+    return at_rate(rate, count, append)
 
 
 def _fill(shelf: Shelf, events: int) -> None:

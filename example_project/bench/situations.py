@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,109 +12,91 @@ from typing import Any
 from django.db import connection, transaction
 
 from example_project.bench import contenders, workload
-from example_project.bench.measuring import Cost, Meter, Spread, in_child, start_child
+from example_project.bench.measuring import Arrivals, Cost, Meter, Spread, at_rate, in_child, start_child
 from example_project.bench.models import BenchEvent, BenchRow
 from example_project.bench.races import OURS, SCRIBA, Finding, Options, Report, at_most
 from example_project.bench.workload import ADDED, EVENTS, Mix
 from scriba import EventMeta, projection, start_projection
+from scriba.engine.collector import spared_collector
 from scriba.protocols import Identity, Shard
 from scriba.sources import TableSource, notify_appended
 
 __all__ = ["SITUATIONS"]
-
-LONGEST_S = 120.0
-
 
 # --- steady ---------------------------------------------------------------------------------------------
 
 
 def steady(options: Options) -> Report:
     """Events one by one at a rate; from the commit of an event to the commit of its row, with wake-up."""
-    costs: dict[str, list[Cost]] = {}
+    peer = _steady_peer()
+    costs: dict[str, list[Cost]] = {"200 events/s": [], **({PEER: []} if peer else {}), "1000 events/s": []}
+    for _ in range(options.cycles):
+        for name, found in costs.items():
+            rate = 1_000 if name.startswith("1000") else 200
+            found.append(_steadily(options, name, rate, peer if peer and name == PEER else _tail))
     findings: list[Finding] = []
-    for rate, limits in ((200, {50: 3.0, 99: 10.0}), (1_000, {99: 25.0})):
-        name = f"{rate} events/s"
-        costs[name] = [_steadily(options, rate) for _ in range(options.cycles)]
+    for name, limits in (("200 events/s", {50: 3.0, 99: 10.0}), ("1000 events/s", {99: 25.0})):
         for share, limit in limits.items():
-            values = [cost.extra[f"p{share}_ms"] for cost in costs[name]]
-            findings.append(at_most(f"p{share} at {name}", limit, "ms", values))
+            findings.append(at_most(f"p{share} at {name}", limit, "ms", _late(costs[name], share)))
+        wanted = 0.9 * float(name.split()[0])
         reached = Spread.of([cost.extra["appended_per_s"] for cost in costs[name]])
-        findings.append(Finding(f"appended at {name}", f"≥ {0.9 * rate:g}/s", reached, reached.median >= 0.9 * rate))
+        findings.append(Finding(f"appended at {name}", f"≥ {wanted:g}/s", reached, reached.median >= wanted))
+    for share in (50, 99) if peer else ():
+        pairs = zip(_late(costs["200 events/s"], share), _late(costs[PEER], share), strict=True)
+        findings.append(at_most(f"p{share} against {PEER}", 1, "fold", [own / theirs for own, theirs in pairs]))
     return Report("steady", costs, findings)
 
 
-def _steadily(options: Options, rate: int) -> Cost:
+PEER = "eventsourcing 200/s"
+
+
+def _steady_peer() -> Callable[[int, int], Cost] | None:
+    try:
+        from example_project.bench.peer import tail  # noqa: PLC0415 - an optional package
+    except ImportError:
+        return None
+    return tail
+
+
+def _late(costs: list[Cost], share: int) -> list[float]:
+    return [cost.extra[f"p{share}_ms"] for cost in costs]
+
+
+def _steadily(options: Options, name: str, rate: int, project: Callable[[int, int], Cost]) -> Cost:
     in_child(workload.load, Mix(0))
     workload.clear()
-    count = int(options.seconds * rate)
-    cost: Cost = in_child(_tail, rate, count)
-    options.say(f"{rate} events/s: p50 {cost.extra['p50_ms']:.1f} ms, p99 {cost.extra['p99_ms']:.1f} ms")
+    cost: Cost = in_child(project, rate, int(options.seconds * rate))
+    options.say(f"{name}: p50 {cost.extra['p50_ms']:.1f} ms, p99 {cost.extra['p99_ms']:.1f} ms")
     return cost
 
 
 def _tail(rate: int, count: int) -> Cost:
     """Project while another process appends; the handler notes when its row is committed, by ``on_commit``."""
-    seen: dict[int, float] = {}
-    done = threading.Event()
+    arrivals = Arrivals(count)
 
     def handler(data: Any, meta: EventMeta) -> object:
-        def note() -> None:
-            seen[meta.position] = time.monotonic()
-            if len(seen) == count:
-                done.set()
-
-        transaction.on_commit(note)
+        transaction.on_commit(partial(arrivals.note, meta.position))
         return contenders.declared(data, meta)
 
     source = TableSource(BenchEvent, wakeup="notify")
     made = projection("bench", source=source, parallelism=4, models=[BenchRow])(handler)
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
-    append = start_child(_append, rate, count, 1.0)
-    with start_projection(made) as handle:
+    append = start_child(at_rate, rate, count, _append_one)
+    with spared_collector(), start_projection(made) as handle:
         meter = Meter()
-        deadline = time.monotonic() + LONGEST_S
-        while not done.wait(0.5) and time.monotonic() < deadline:
-            handle.wait(0)  # raises what it ended with
+        arrivals.wait(lambda: handle.wait(0))  # raises what it ended with
         meter.ended()
         cost = meter.cost(count)
-    committed, appended_per_s = append()
-    if len(seen) != count:
-        message = f"{len(seen)} of {count} events were settled"
-        raise RuntimeError(message)
-    late = sorted((seen[position] - at) * 1000 for position, at in committed.items())
-    cost.extra.update({f"p{share}_ms": late[min(count - 1, count * share // 100)] for share in (50, 99)})
-    cost.extra["appended_per_s"] = appended_per_s
-    return cost
+    return arrivals.judged(cost, *append())
 
 
-def _append(rate: int, count: int, rest_s: float) -> tuple[dict[int, float], float]:
-    """Append `count` events in transactions of their own; return when each was committed, and the rate reached.
-
-    By as many threads as the rate needs where a commit takes 20 ms.
-    """
-    committed: dict[int, float] = {}
-    numbers = iter(range(count))
-    threading.Event().wait(rest_s)
-    started = time.monotonic()
-
-    def write() -> None:
-        pause = threading.Event()
-        for number in numbers:
-            pause.wait(max(0.0, started + number / rate - time.monotonic()))
-            with transaction.atomic():
-                event = _event(number)
-                event.save()
-                notify_appended(BenchEvent)
-            committed[event.pk] = time.monotonic()
-        connection.close()
-
-    threads = [threading.Thread(target=write) for _ in range(max(1, rate // 50))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return committed, count / (time.monotonic() - started)
+def _append_one(number: int) -> int:
+    with transaction.atomic():
+        event = _event(number)
+        event.save()
+        notify_appended(BenchEvent)
+    return int(event.pk)
 
 
 def _event(number: int) -> BenchEvent:
