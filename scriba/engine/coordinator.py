@@ -23,7 +23,7 @@ from scriba.engine.partitioner import HASH_NAME
 from scriba.engine.patience import Patience
 from scriba.engine.pipeline import Halt
 from scriba.engine.reporting import Reporter
-from scriba.engine.states import TRANSITIONS, Outcome, Snapshot
+from scriba.engine.states import Outcome, Snapshot, step
 from scriba.engine.telemetry import send
 from scriba.engine.term import Term, narrowed
 from scriba.exceptions import ConfigurationError
@@ -84,13 +84,14 @@ class Coordinator:
         self._keeper: LeaseKeeper | None = None
         self._ledger: Ledger
         self._reporter = Reporter(projection)
-        self._patience = Patience(self._identity, self._may_pass, self._say, self._stopping)
+        may_pass = lambda error: self._ledger.transient(error)  # noqa: E731, PLW0108 - it is opened by the thread
+        self._patience = Patience(self._identity, may_pass, self._say, self._stopping)
         self._wish_read_at = 0.0
         self._was_started = False
         self._restarts = 0
         self._term_began = 0.0
-        self._standbys = 0
         self._busy_until = 0.0
+        self._untold: Halt | None = None
         self.changed: Callable[[], None] = lambda: None
 
     # --- from other threads -------------------------------------------------------------------------------
@@ -101,6 +102,7 @@ class Coordinator:
             self._hurrying.set()
         self._stopping.set()
         self._tick.set()
+        self._tell()
 
     def look(self) -> None:
         """Look at once what is wished, and whether the segment is free: somebody has changed one of them."""
@@ -155,7 +157,7 @@ class Coordinator:
         if isinstance(claim, Holder):
             self._stand_by(claim)
             return
-        self._standbys = 0
+        self._reporter.owns()
         self._reason = ""
         self._lost.clear()
         self._keeper = keeper = LeaseKeeper(
@@ -217,8 +219,7 @@ class Coordinator:
     def _follow(self, orders: Orders) -> None:
         if orders.halt_cause:
             self._end_term()
-            self._reason = orders.halt_cause
-            self._become(Status.HALTED)
+            self._show_halt(orders.halt_cause)
         elif orders.wish is Wish.STOPPED:
             if self._term is not None:
                 self._become(Status.DRAINING)
@@ -273,6 +274,7 @@ class Coordinator:
         self._ledger.open_lanes(self._lease, self.projection.lanes)
         resume = self._ledger.resume(self._lease)
         self._term_began = time.monotonic()
+        self._untold = None
         self._term = Term(
             self.projection, self._source, self._lease, resume, self._open_ledger, self._settings, self._tick.set
         )
@@ -297,7 +299,7 @@ class Coordinator:
         elif isinstance(error, SourceBusy):
             self._reason = f"standby: {error}"
             self._become(Status.STANDBY)
-            self._report_standby(error.retry_in_s, error.holder)
+            self._reporter.standby(error.retry_in_s, error.holder)
             self._busy_until = time.monotonic() + error.retry_in_s
         else:
             extra = about(self._identity)
@@ -309,15 +311,20 @@ class Coordinator:
 
     def _record_halt(self, halt: Halt) -> None:
         """The lanes are quiet: record the halt and raise the epoch, so that nothing commits after it."""
+        self._untold = halt  # if the answer is lost, the next look at the orders says whether it was recorded
         lease = self._ledger.halt(self._lease, str(halt), halt.label)
         if lease is None:
             raise FenceLost
         if self._keeper is not None:
             self._keeper.renew(lease)
-        self._reason = str(halt)
+        self._show_halt(str(halt))
+
+    def _show_halt(self, cause: str) -> None:
+        self._reason = cause
         self._become(Status.HALTED)
-        logger.error("%s halted: %s", self._identity, halt, extra=about(self._identity), exc_info=halt.__cause__)
-        send(signals.projection_halted, self._identity, system_time=time.time(), reason=str(halt), label=halt.label)
+        halt, self._untold = self._untold, None
+        if halt is not None:  # None: recorded by another process, or told already
+            self._reporter.halted(halt)
 
     def _end_term(self) -> bool:
         """Drain: each worker commits what it has handled. False when a handler did not come back in time."""
@@ -341,7 +348,7 @@ class Coordinator:
 
     def _progress(self) -> Progress:
         """What the heartbeat says; also called from the lease's thread."""
-        return self._reporter.progress(self._term, self._status, self._reason)
+        return self._reporter.progress(self._term, self._shown_status, self._reason)
 
     def _leave_when_done(self) -> None:
         term = self._term
@@ -364,15 +371,8 @@ class Coordinator:
             f"owned by {holder.owner}; takes over when it leaves, or after {holder.expires_in_s:.1f} s of silence"
         )
         wait_s = min(STANDBY_EVERY_S, max(0.05, holder.expires_in_s))
-        self._report_standby(wait_s, holder.owner)
+        self._reporter.standby(wait_s, holder.owner)
         self._wait_for_news(wait_s)
-
-    def _report_standby(self, retry_in_s: float, owner: str) -> None:
-        send(signals.source_standby, self._identity, attempt=self._standbys, retry_in=retry_in_s, owner=owner)
-        self._standbys += 1
-
-    def _may_pass(self, error: Exception) -> bool:
-        return self._ledger.transient(error)
 
     def _say(self, reason: str) -> None:
         self._reason = reason
@@ -386,12 +386,13 @@ class Coordinator:
         self._tick.set()
 
     def _become(self, status: Status) -> None:
-        if status is self._status:
-            return
-        if status not in TRANSITIONS[self._status]:
-            msg = f"{self._identity}: {self._status} → {status} is no transition"
-            raise RuntimeError(msg)
-        self._status = status
-        if self._keeper is not None and not self._lost.is_set():
-            self._ledger.heartbeat(self._lease, self._settings.lease_s, self._progress())
-        self.changed()
+        if status is not self._status:
+            self._status = step(self._status, status, self._identity)
+            self._tell()
+            self.changed()
+
+    def _tell(self) -> None:
+        """Let the tables say what changed, by the keeper: a change is acted on, and signalled, without a database, too."""
+        keeper = self._keeper
+        if keeper is not None:
+            keeper.tell()

@@ -1,7 +1,8 @@
 """Keeping a lease alive, and noticing at once when it is gone.
 
 A heartbeat every third of the lease goes over a ledger of its own, from a thread that does nothing else, so that
-neither a slow handler nor a long query can let the lease run out. A second thread watches the local clock: when no
+neither a slow handler nor a long query can let the lease run out. What changes in between is told by a heartbeat
+before its time, so that a dead network never keeps the owner's own thread from acting on it. A second thread watches the local clock: when no
 heartbeat has been confirmed for a whole lease (because it hangs in a dead network, too), another process may own the
 segment by now, whatever our last answer was.
 
@@ -63,6 +64,7 @@ class LeaseKeeper:
         self._failures = 0
         self._stopped = False
         self._is_lost = False
+        self._has_news = False
         self._changed = threading.Condition()
         self._threads = [
             threading.Thread(target=work, name=f"scriba {identity} {role}", daemon=True)
@@ -88,6 +90,12 @@ class LeaseKeeper:
             self._lease = lease
             self._changed.notify_all()
 
+    def tell(self) -> None:
+        """Report the progress at once, by a heartbeat before its time. Never waits for the database."""
+        with self._changed:
+            self._has_news = True
+            self._changed.notify_all()
+
     def stop(self) -> None:
         """End both threads. Idempotent. A heartbeat that hangs is left behind, and named."""
         with self._changed:
@@ -104,6 +112,7 @@ class LeaseKeeper:
 
     def beat(self, ledger: Ledger) -> float | None:
         """Send one heartbeat; return the seconds until the next one, or None when there is none."""
+        self._has_news = False  # before the look: what changes from now on is a reason for another heartbeat
         lease, sent_at = self._lease, self._clock()
         try:
             held = ledger.heartbeat(lease, self._lease_s, self._progress())
@@ -134,7 +143,7 @@ class LeaseKeeper:
         ledger = self._open_ledger()
         try:
             while self._is_on and (wait_s := self.beat(ledger)) is not None:
-                self._rest(wait_s)
+                self._rest(wait_s, lambda: self._has_news)
         finally:
             ledger.close()
 
@@ -146,9 +155,9 @@ class LeaseKeeper:
     def _is_on(self) -> bool:
         return not (self._stopped or self._is_lost)
 
-    def _rest(self, seconds: float) -> None:
+    def _rest(self, seconds: float, is_over: Callable[[], bool] = lambda: False) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_on, seconds)
+            self._changed.wait_for(lambda: not self._is_on or is_over(), seconds)
 
     # --- what a heartbeat's answer means --------------------------------------------------------------------
 

@@ -8,20 +8,25 @@ the whole server at its commit, so a batch never carries one.
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Final
 
 from scriba import signals
 from scriba.engine.states import Snapshot
 from scriba.engine.telemetry import send
+from scriba.log_fields import about
 from scriba.protocols import FenceLost, Progress
 
 if TYPE_CHECKING:
+    from scriba.engine.pipeline import Halt
     from scriba.engine.term import Term
     from scriba.protocols import Identity, Lease, Ledger, Status
     from scriba.registry import Projection
 
 __all__ = ["Reporter"]
+
+logger = logging.getLogger("scriba")
 
 WATERMARK_EVERY_S: Final = 0.5  #: while events flow
 WATERMARK_DRAINED_S: Final = 0.05  #: once everything is settled, or while somebody waits
@@ -41,6 +46,7 @@ class Reporter:
         self._sampled_at = float("-inf")
         self._rate = _Rate()
         self._is_waited_for = False
+        self._standbys = 0
         self._announced: tuple[object, ...] = ()
         self._announced_at = 0.0
 
@@ -97,6 +103,22 @@ class Reporter:
             term.stalled_s,
             reason or term.problem,
         )
+
+    # --- once each ------------------------------------------------------------------------------------------
+
+    def owns(self) -> None:
+        """The segment is ours: a later standby counts its looks from the start."""
+        self._standbys = 0
+
+    def standby(self, retry_in_s: float, owner: str) -> None:
+        """Say that `owner` has the projection, and that we look again in `retry_in_s`."""
+        send(signals.source_standby, self._identity, attempt=self._standbys, retry_in=retry_in_s, owner=owner)
+        self._standbys += 1
+
+    def halted(self, halt: Halt) -> None:
+        """Say that `halt` is recorded."""
+        logger.error("%s halted: %s", self._identity, halt, extra=about(self._identity), exc_info=halt.__cause__)
+        send(signals.projection_halted, self._identity, system_time=time.time(), reason=str(halt), label=halt.label)
 
     # --- in every turn --------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from scriba.protocols import Status
 if TYPE_CHECKING:
     from scriba.protocols import Identity
 
-__all__ = ["TRANSITIONS", "Outcome", "Snapshot"]
+__all__ = ["TRANSITIONS", "Outcome", "Snapshot", "step"]
 
 _LIVE: Final = frozenset(set(Status) - {Status.NOT_RUNNING})
 TRANSITIONS: Final = {
@@ -28,6 +28,14 @@ TRANSITIONS: Final = {
     Status.HALTED: frozenset({Status.INITIALIZING, Status.STOPPED, Status.STANDBY, Status.DRAINING, Status.NOT_RUNNING,
                               Status.RUNNING, Status.PAUSED}),
 }  # fmt: skip
+
+
+def step(before: Status, after: Status, identity: Identity) -> Status:
+    """Return `after`, which may follow `before`. Raises ``RuntimeError`` when it may not: a mistake of ours."""
+    if after not in TRANSITIONS[before]:
+        msg = f"{identity}: {before} → {after} is no transition"
+        raise RuntimeError(msg)
+    return after
 
 
 class Snapshot(NamedTuple):

@@ -13,6 +13,7 @@ from scriba.engine import lease as lease_module
 from scriba.engine.lease import LeaseKeeper
 from scriba.protocols import Identity, Lease, Ledger, Progress, Status
 from scriba.testing.memory import MemoryLedger, MemoryState, MemoryTarget
+from tests.support.waiting import wait_until
 
 LEASE_S = 15.0
 SOON_S = 5.0  # far longer than anything here takes; only a failing test waits so long
@@ -241,3 +242,23 @@ def test_nothing_is_reported_after_stop() -> None:
 
     assert world.keeper.check() is None
     assert world.lost == 0
+
+
+def test_what_changes_between_two_heartbeats_is_reported_at_once() -> None:
+    """Telling waits for nobody, and what changes while a heartbeat is on its way causes another one."""
+    first_is_out, answer = threading.Event(), threading.Event()
+    beats: list[Progress] = []
+
+    class Slow(MemoryLedger):
+        def heartbeat(self, lease: Lease, lease_s: float, progress: Progress) -> bool:
+            beats.append(progress)
+            first_is_out.set()
+            assert answer.wait(SOON_S)
+            return super().heartbeat(lease, lease_s, progress)
+
+    world = World(ledger=Slow)
+    with started(world.keeper):
+        assert first_is_out.wait(SOON_S)
+        world.keeper.tell()
+        answer.set()
+        wait_until(lambda: len(beats) == 2, what="the second heartbeat, a third of the lease before its time")

@@ -319,6 +319,7 @@ def test_sigterm_in_a_batch_lets_its_handler_finish(tmp_path: Path) -> None:
         wait_until(reached.exists, what="the handler")
         process.send_signal(signal.SIGTERM)
         Output(process).until("draining")
+        wait_until(lambda: control.info("noting").status == "draining", what="another process to see that it drains")
         release.touch()
         assert ended(process) == 0
     assert world.applied() == positions[: len(world.applied())] != []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,12 @@ from scriba.engine.coordinator import Coordinator
 from scriba.event import Event
 from scriba.protocols import FailureKind, Orders, Status, Wish
 from scriba.results import Insert, Skip
-from scriba.testing.memory import MemoryBatch, StoreError
-from tests.support.engine import Running, conserved, events, insert_position, make_projection, memory_world
+from scriba.testing.memory import MemoryBatch, MemoryLedger, StoreError
+from tests.support.engine import FAST, Running, conserved, events, insert_position, make_projection, memory_world
 from tests.support.waiting import wait_until
+
+#: A lease so long that no heartbeat comes by itself while a test runs, and that no outage in a test ends it.
+CALM = replace(FAST, lease_s=600.0)
 
 
 def streams(count: int, names: str = "abcdefg") -> list[Event]:
@@ -155,6 +159,99 @@ def test_an_outage_of_source_and_ledger_is_waited_for() -> None:
 
     assert not target.letters
     assert len({write.obj for write in target.log}) == 20
+
+
+@pytest.mark.case("D3")
+@pytest.mark.parametrize("arrives", [True, False], ids=["answer-lost", "request-lost"])
+def test_a_halt_is_told_once_although_the_database_fails_while_it_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, arrives: bool
+) -> None:
+    """The row and the signal agree: whoever records a halt tells it, whether the answer to its recording came or not."""
+    record, lost = MemoryLedger.halt, iter([ConnectionError("cut")])
+
+    def fragile(ledger: MemoryLedger, *args: Any) -> Any:
+        failure = next(lost, None)
+        lease = record(ledger, *args) if arrives or failure is None else None
+        if failure is not None:
+            raise failure
+        return lease
+
+    monkeypatch.setattr(MemoryLedger, "halt", fragile)
+    source, target, state = memory_world(*streams(3))
+    source.fail_with(RuntimeError("behind its checkpoint"), RuntimeError("behind its checkpoint"))
+    halts: list[str] = []
+    told = threading.Event()
+
+    def receive(reason: str, **_: Any) -> None:
+        halts.append(reason)
+        told.set()
+
+    signals.projection_halted.connect(receive, weak=False)
+    try:
+        with Running(make_projection(insert_position, source, target), state) as coordinator:
+            assert told.wait(10)
+            assert coordinator.snapshot().status is Status.HALTED
+    finally:
+        signals.projection_halted.disconnect(receive)
+
+    assert state.orders.halt_cause in halts
+    assert len(halts) == 1
+    assert caplog.text.count(" halted: ") == 1
+
+
+def test_pause_and_resume_are_told_although_the_heartbeats_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happened is told by signals, whether or not the tables could be told at that moment."""
+    told: list[str] = []
+    beat, out_of_reach = MemoryLedger.heartbeat, threading.Event()
+
+    def fragile(ledger: MemoryLedger, *args: Any) -> bool:
+        if out_of_reach.is_set():
+            raise ConnectionError("gone")
+        return beat(ledger, *args)
+
+    def paused(**_: Any) -> None:
+        told.append("paused")
+
+    def resumed(**_: Any) -> None:
+        told.append("resumed")
+
+    monkeypatch.setattr(MemoryLedger, "heartbeat", fragile)
+    source, target, state = memory_world(*streams(3))
+    signals.projection_paused.connect(paused)
+    signals.projection_resumed.connect(resumed)
+    with Running(make_projection(insert_position, source, target), state, settings=CALM) as coordinator:
+        wait_until(lambda: len(target.log) == 3, what="the first three")
+        out_of_reach.set()
+        state.orders = Orders(Wish.PAUSED)
+        wait_until(lambda: coordinator.snapshot().status is Status.PAUSED, what="paused")
+        wait_until(lambda: told, what="the first signal")
+        state.orders = Orders(Wish.RUNNING)
+        wait_until(lambda: coordinator.snapshot().status is Status.RUNNING, what="running again")
+        wait_until(lambda: len(told) == 2, what="the second signal")
+
+    assert told == ["paused", "resumed"]
+
+
+@pytest.mark.case("D4")
+def test_a_process_told_to_leave_shows_that_it_drains() -> None:
+    """From the moment it is told, not from the next heartbeat: the row says *draining* while a handler is waited for."""
+    reached, release = threading.Event(), threading.Event()
+
+    def handler(data: Any, meta: Any) -> Insert:
+        reached.set()
+        assert release.wait(10)
+        return insert_position(data, meta)
+
+    source, target, state = memory_world(*events("a"))
+    with Running(make_projection(handler, source, target), state, settings=CALM) as coordinator:
+        assert reached.wait(10)
+        wait_until(lambda: state.progress and state.progress.status is Status.RUNNING, what="the row says running")
+        coordinator.stop()
+        wait_until(lambda: state.progress and state.progress.status is Status.DRAINING, what="the row says draining")
+        assert not coordinator.ended.is_set()
+        release.set()
+
+    assert len(target.log) == 1
 
 
 def test_a_source_that_cannot_be_read_correctly_halts() -> None:
