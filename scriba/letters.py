@@ -117,20 +117,31 @@ def _moment(moment: object) -> str | None:
 
 
 def resolve_letter(cursor: CursorWrapper, identity: Identity, done: Resolution) -> None:
-    """Write what became of a letter, take its wish away, and hand it on when the letter has ended."""
+    """Write what became of a letter, take its wish away, and hand it on when the letter has ended or moved."""
     params = {
         **_named(identity),
         "letter": done.letter,
         "status": done.status,
         "by": storable_text(done.by, LONGEST_NAME),
     }
+    if done.key is not None:
+        _move(cursor, params, done.key)
+        return
     if done.failed is not None:
         cursor.execute(_FAIL_AGAIN, {**params, **_error(done.failed), "attempts": done.failed.attempts})
     cursor.execute(_RESOLVE, {**params, "note": storable_text(done.note, LONGEST_MESSAGE)})
     if done.applied is not None:
         raise_applied(cursor, identity, done.applied)
     if done.status in {"replayed", "discarded"}:
-        cursor.execute(_HAND_ON, params)
+        cursor.execute(_HAND_ON, {**params, "left": None})
+
+
+def _move(cursor: CursorWrapper, params: dict[str, Any], key: str) -> None:
+    """Let a letter wait under another key, its wish with it, and hand the wish on to the one that it was in front of."""
+    cursor.execute(_KEY, params)
+    (left,) = cursor.fetchone()
+    cursor.execute(_MOVE, {**params, "key": storable_key(key)})
+    cursor.execute(_HAND_ON, {**params, "left": left})
 
 
 # --- Reading --------------------------------------------------------------------------------------------
@@ -229,6 +240,11 @@ SET status = %(status)s, wish = '', wish_by = '', wished_at = NULL, allow_out_of
 WHERE id = %(letter)s AND {_OURS}
 """
 
+_KEY: Final = f"SELECT stream_id FROM scriba_dead_letters WHERE id = %(letter)s AND {_OURS}"
+_MOVE: Final = f"""
+UPDATE scriba_dead_letters SET stream_id = %(key)s, status = %(status)s, note = '' WHERE id = %(letter)s AND {_OURS}
+"""
+
 #: What a letter waits for: the first unresolved one of its key in front of it.
 _EARLIER: Final = """
   SELECT earlier.id FROM scriba_dead_letters AS earlier
@@ -244,7 +260,8 @@ FROM scriba_dead_letters AS ended
 WHERE ended.id = %(letter)s AND next.wish = '' AND next.id = (
   SELECT id FROM scriba_dead_letters
   WHERE {_OURS} AND status = 'parked'
-    AND stream_id = ended.stream_id AND partition = ended.partition AND position > ended.position
+    AND stream_id = COALESCE(%(left)s::text, ended.stream_id) AND partition = ended.partition
+    AND position > ended.position
   ORDER BY position LIMIT 1)
   AND NOT EXISTS ({_EARLIER.format(letter="next")})
 """

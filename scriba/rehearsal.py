@@ -18,17 +18,18 @@ from django.db.models import Q
 from scriba.engine.handling import DecodeFailed, FailReturned, HandlerCall, HandlerExited
 from scriba.engine.lanes import Routed
 from scriba.engine.letters import describe
-from scriba.engine.replay import restored
+from scriba.engine.replay import OUT_OF_ORDER, refusal, rekeyed, restored
 from scriba.event import SkipEvent
 from scriba.exceptions import ConfigurationError
 from scriba.info import alias_of
+from scriba.positions import storable_key
 from scriba.protocols import FailureKind, Shard, WriteFailed
 from scriba.registry import find
 from scriba.results import Fail, Insert, Upsert
 
 if TYPE_CHECKING:
     from scriba.models import DeadLetter
-    from scriba.protocols import Batch, Subscription, Writer
+    from scriba.protocols import Batch, StoredLetter, Subscription, Writer
     from scriba.registry import Projection
 
 __all__ = ["Change", "Rehearsal", "rehearse"]
@@ -36,6 +37,9 @@ __all__ = ["Change", "Rehearsal", "rehearse"]
 MOST_ROWS: Final = 20  #: rows of one write whose values are compared; all are counted
 LOCK_TIMEOUT: Final = "2s"
 _RESOLVED: Final = "resolved already"
+_LATE: Final = "a later event of the same key has been applied already"
+_PARKED_BEHIND: Final = "parked behind letter {letter}"
+_BEHIND_EARLIER: Final = "behind an earlier event of the same key, which would not pass"
 
 
 class Change(NamedTuple):
@@ -97,11 +101,6 @@ def _place(letter: DeadLetter) -> tuple[str, int, str, str, int]:
     return letter.projection_name, letter.projection_version, letter.partition, letter.stream_id, letter.position
 
 
-def _stays(one: Rehearsal) -> bool:
-    """Say whether a letter would still hold back those behind it."""
-    return not one.would_pass and one.error != _RESOLVED
-
-
 class _RolledBack(Exception):  # noqa: N818 - the ordinary end
     """Leaves a transaction that must not commit."""
 
@@ -128,11 +127,12 @@ class _Stage:
         try:
             head = self._head_of(letters[0])
             if head is not None:
-                return [Rehearsal(letter, "waits", error=f"parked behind letter {head}") for letter in letters]
+                return [Rehearsal(letter, "waits", error=_PARKED_BEHIND.format(letter=head)) for letter in letters]
+            held: set[str] = set()  # the keys that an earlier one would still hold
             with self._writer.batch(()) as batch:
                 self._execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
                 for letter in letters:
-                    found.append(self._one(batch, letter, found))
+                    found.append(self._one(batch, letter, held))  # noqa: PERF401 - kept when the next one raises
                 raise _RolledBack  # noqa: TRY301 - there is no other way out of a batch without a commit
         except _RolledBack:
             return found
@@ -143,19 +143,37 @@ class _Stage:
         """Return the letter that a parked one waits behind and that is not tried with it; None when it is free."""
         if letter.status != "parked":
             return None
-        found = self._execute(_HEAD, [*_place(letter)])
+        return self._first_before(letter, letter.stream_id)
+
+    def _first_before(self, letter: DeadLetter, key: str) -> int | None:
+        name, version, partition, _, position = _place(letter)
+        found = self._execute(_HEAD, [name, version, partition, storable_key(key), position])
         return found[0][0] if found else None
 
-    def _one(self, batch: Batch, letter: DeadLetter, before: Sequence[Rehearsal]) -> Rehearsal:
-        if self._projection.on_failure == "park" and any(_stays(one) for one in before):
-            return Rehearsal(letter, "waits", error="behind an earlier event of the same key, which would not pass")
-        stored = batch.letter(letter.pk)
+    def _one(self, batch: Batch, letter: DeadLetter, held: set[str]) -> Rehearsal:
+        stored = None if letter.stream_id in held else batch.letter(letter.pk)
+        if letter.stream_id in held:
+            return Rehearsal(letter, "waits", error=_BEHIND_EARLIER)
         if stored is None:
             return Rehearsal(letter, "refused", error=_RESOLVED)
-        if not self._allow_out_of_order and batch.applied_beyond(stored.key, stored.event.position):
-            return Rehearsal(letter, "refused", error="a later event of the same key has been applied already")
         event = self._subscription.read(stored.event.position, stored.event.partition)
-        item = Routed(event or restored(stored, self._subscription), stored.key)
+        item = rekeyed(self._projection, stored, event) or Routed(restored(stored, self._subscription), stored.key)
+        tried = self._tried(batch, letter, stored, item, held)
+        if self._projection.on_failure == "park" and not tried.would_pass:
+            held.add(stored.key if tried.outcome == "refused" else item.key)
+        return tried
+
+    def _tried(self, batch: Batch, letter: DeadLetter, stored: StoredLetter, item: Routed, held: set[str]) -> Rehearsal:
+        """Say what becomes of a letter that is first in line for its own key, or moves to that of its event."""
+        free = stored._replace(behind=None)  # those in front of it have been tried before it
+        if why := refusal(batch, free, item.key, allow_out_of_order=self._allow_out_of_order):
+            words = _LATE if why == OUT_OF_ORDER else why.removeprefix("refused: ")
+            return Rehearsal(letter, "refused", error=words)
+        if self._projection.on_failure == "park" and item.key != stored.key:
+            if item.key in held:
+                return Rehearsal(letter, "waits", error=_BEHIND_EARLIER)
+            if (head := self._first_before(letter, item.key)) is not None:
+                return Rehearsal(letter, "waits", error=_PARKED_BEHIND.format(letter=head))
         return self._run(batch, letter, item)
 
     def _run(self, batch: Batch, letter: DeadLetter, item: Routed) -> Rehearsal:

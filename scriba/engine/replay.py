@@ -9,6 +9,10 @@ nor the lane's counters; the letter's status changes in the transaction of the r
 Under ``on_failure="park"`` the end of a letter hands its wish to the first one parked behind it, in one transaction,
 and so on in order: a limited number at a time, so that the lane's other keys are not kept waiting. What arrives
 meanwhile still queues behind.
+
+An event whose key could not be worked out was dead-lettered under its stream. Once its key is known the letter moves
+to it, in the lane that it leaves, which alone knows that nobody is being parked behind it there; the wish moves with
+it, and the lane of the key carries it out as for any other letter. So one key is still served by one worker.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ from typing import TYPE_CHECKING, Final
 from scriba.engine.handling import DecodeFailed, FailReturned, HandlerCall, HandlerExited, plain_text
 from scriba.engine.lanes import Routed
 from scriba.engine.letters import letter_for
-from scriba.event import SkipEvent
+from scriba.engine.reader import keyed
+from scriba.event import SkipEvent, ordering_key_in
 from scriba.log_fields import about
 from scriba.protocols import CursorMove, Failure, FailureKind, FenceLost, Resolution, WriteFailed
 from scriba.results import Fail
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
     from scriba.protocols import Batch, Lease, Letter, LetterWish, StoredLetter, Subscription, Writer
     from scriba.registry import Projection
 
-__all__ = ["RELEASED_AT_ONCE", "Replayer", "restored"]
+__all__ = ["RELEASED_AT_ONCE", "Replayer", "refusal", "rekeyed", "restored"]
 
 logger = logging.getLogger("scriba")
 
@@ -68,25 +73,30 @@ class Replayer:
     def _discard(self, wish: LetterWish) -> bool:
         with self._writer.batch(self._lease.fence) as batch:
             stored = batch.letter(wish.letter)
-            if stored is not None:
-                batch.resolve(Resolution(stored.id, "discarded", wish.by))
-        return stored is not None
+            if stored is None or stored.key != wish.key:  # it has moved to another key's lane since the wish was read
+                return False
+            batch.resolve(Resolution(stored.id, "discarded", wish.by))
+        return True
 
     def _replay_wished(self, wish: LetterWish, subscription: Subscription) -> bool:
         event = subscription.read(wish.event_position, wish.partition)
-        return self._replay(wish.letter, wish, Routed(event, wish.key) if event else None, subscription)
+        return self._replay(wish.letter, wish, event, subscription)
 
-    def _replay(self, letter: int, wish: LetterWish, found: Routed | None, subscription: Subscription) -> bool:
-        """Run one letter's event through the handler; say whether it is applied. A failure stays open."""
+    def _replay(self, letter: int, wish: LetterWish, found: Event | None, subscription: Subscription) -> bool:
+        """Run one letter's event through the handler; say whether it is out of the way. A failure stays open."""
         try:
             with self._writer.batch(self._lease.fence) as batch:
                 stored = batch.letter(letter)
-                if stored is None:
+                if stored is None or stored.key != wish.key:  # it has moved since the wish was read
                     return False
-                if refusal := _refusal(batch, stored, wish):
-                    batch.resolve(Resolution(stored.id, stored.status, wish.by, note=refusal))
+                item = rekeyed(self._projection, stored, found) or Routed(restored(stored, subscription), stored.key)
+                allowed = wish.allow_out_of_order and letter == wish.letter
+                if why := refusal(batch, stored, item.key, allow_out_of_order=allowed):
+                    batch.resolve(Resolution(stored.id, _status_refused(stored), wish.by, note=why))
                     return False
-                item = found or Routed(restored(stored, subscription), stored.key)
+                if item.key != stored.key:
+                    self._move(batch, stored, item.key, wish)
+                    return True
                 applied = self._apply(batch, item)
                 position = stored.event.position
                 move = CursorMove(stored.key, position, position, position) if applied else None
@@ -100,6 +110,11 @@ class Replayer:
             self._record_failure(letter, wish, cause, failure)
             return False
         return True
+
+    def _move(self, batch: Batch, stored: StoredLetter, key: str, wish: LetterWish) -> None:
+        """Let the letter go on waiting under its true key; under ``park`` behind what is unresolved there."""
+        status = "parked" if self._projection.on_failure == "park" else stored.status
+        batch.resolve(Resolution(stored.id, status, wish.by, key=key))
 
     def _apply(self, batch: Batch, item: Routed) -> bool:
         call = HandlerCall(self._projection, batch)
@@ -148,8 +163,7 @@ class Replayer:
             if parked is None or parked.behind is not None:  # one was discarded out of the middle
                 return
             event = subscription.read(parked.event.position, wish.partition)
-            found = Routed(event, parked.key) if event else None
-            if not self._replay(parked.id, wish, found, subscription):
+            if not self._replay(parked.id, wish, event, subscription):
                 return
             after = parked.event.position
 
@@ -170,17 +184,41 @@ def restored(stored: StoredLetter, subscription: Subscription) -> Event:
     return stored.event if stored.event.codec is not None else subscription.restore(stored.event)
 
 
-def _refusal(batch: Batch, stored: StoredLetter, wish: LetterWish) -> str:
-    """Return why the letter's event may not be applied now, whoever asked for it; empty when it may."""
+def rekeyed(projection: Projection, stored: StoredLetter, found: Event | None) -> Routed | None:
+    """Return the source's event with its key: another than the letter's, if only now it can be worked out.
+
+    Only a letter under its event's stream is asked again: that is where those without a key are put. Without the
+    source's event there is nobody to ask: the letter's row has kept the key, and no other stream than that.
+    """
+    if found is None:
+        return None
+    if projection.partition_by is None or stored.key != ordering_key_in(found.partition, found.stream_id):
+        return Routed(found, stored.key)
+    return keyed(projection, found)
+
+
+def refusal(batch: Batch, stored: StoredLetter, key: str, *, allow_out_of_order: bool) -> str:
+    """Return why the letter's event, whose ordering key is `key`, may not be applied now; empty when it may."""
     if stored.status == "parked" and stored.behind is not None:
         return PARKED_BEHIND.format(letter=stored.behind)
-    if not wish.allow_out_of_order and batch.applied_beyond(stored.key, stored.event.position):
-        return OUT_OF_ORDER
-    return ""
+    position = stored.event.position
+    if not batch.applied_beyond(key, position - 1):
+        return ""
+    if not batch.applied_beyond(key, position):  # redelivered after the fix, when its key was known
+        return APPLIED_ALREADY
+    return "" if allow_out_of_order else OUT_OF_ORDER
+
+
+def _status_refused(stored: StoredLetter) -> str:
+    """Return the status of a refused letter: parked is what waits for another one, and only that."""
+    return stored.status if stored.behind is not None else "open"
 
 
 PARKED_BEHIND: Final = "refused: parked behind letter {letter}, whose replay or discard releases it in order"
 OUT_OF_ORDER: Final = (
     "refused: a later event of the same key has been applied already; replay with allow_out_of_order=True if the "
     "handler does not depend on the order"
+)
+APPLIED_ALREADY: Final = (
+    "refused: this very event has been applied already, redelivered under its true ordering key; discard the letter"
 )

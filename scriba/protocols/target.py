@@ -125,6 +125,9 @@ class Resolution(NamedTuple):
 
     When a letter ends (``replayed``, ``discarded``), the first one parked behind it inherits the wish *replay* in
     the same transaction: a crash between two of them leaves nothing parked behind no letter.
+
+    With a `key` the letter goes on waiting under that key, with its wish, and the one parked behind it under the key
+    that it leaves inherits a wish likewise.
     """
 
     letter: int
@@ -133,6 +136,7 @@ class Resolution(NamedTuple):
     note: str = ""
     applied: CursorMove | None = None  #: raises the key's applied position; never its cursor
     failed: Letter | None = None
+    key: str | None = None  #: the ordering key that the event turned out to have
 
 
 @dataclass(slots=True)

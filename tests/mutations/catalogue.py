@@ -139,6 +139,20 @@ MUTATIONS = [
         "tests/unit/engine/test_replay.py::test_a_parked_event_is_not_applied_before_the_one_it_waits_for",
     ),
     Mutation(
+        "the true key of a letter in a replay",
+        "scriba/engine/replay.py",
+        "    return keyed(projection, found)\n",
+        "    return Routed(found, stored.key)\n",
+        "tests/unit/engine/test_replay_keys.py::test_a_later_event_of_the_true_key_refuses_the_replay",
+    ),
+    Mutation(
+        "an event that came again under its true key",
+        "scriba/engine/replay.py",
+        "        return APPLIED_ALREADY\n",
+        "        pass\n",
+        "tests/unit/engine/test_replay_keys.py::test_an_event_that_came_again_under_its_true_key_is_not_applied_twice",
+    ),
+    Mutation(
         "order before a ceiling is passed",
         "scriba/engine/reader.py",
         "        if not ledger.raise_ceiling(self._lease, ceiling):\n            raise FenceLost\n",

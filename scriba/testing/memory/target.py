@@ -205,6 +205,11 @@ class MemoryBatch:
 
     def _apply_resolution(self, done: Resolution) -> None:
         target, old = self._target, self._target.letters[done.letter]
+        if done.key is not None:
+            target.letters[done.letter] = old._replace(key=done.key, status=done.status)
+            target.wishes[done.letter] = target.wishes[done.letter]._replace(key=done.key)
+            self._hand_on(done, old.key)
+            return
         target.log.extend(self._writes)
         target.letters[done.letter] = (done.failed or old)._replace(status=done.status)
         target.notes[done.letter] = done.note
@@ -212,6 +217,11 @@ class MemoryBatch:
         if done.applied is not None:
             key, position = done.applied.key, done.applied.last
             target.applied[key] = max(target.applied.get(key, -1), position)
-        following = target.next_parked(old.key, done.letter)
-        if done.status in {"replayed", "discarded"} and following is not None and following.behind is None:
-            target.wishes[following.id] = LetterWish(following.id, following.id, "", old.key, "replay", done.by)
+        if done.status in {"replayed", "discarded"}:
+            self._hand_on(done, old.key)
+
+    def _hand_on(self, done: Resolution, key: str) -> None:
+        following = self._target.next_parked(key, done.letter)
+        if following is not None and following.behind is None:
+            wish = LetterWish(following.id, following.id, "", key, "replay", done.by)
+            self._target.wishes.setdefault(following.id, wish)

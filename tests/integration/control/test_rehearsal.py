@@ -12,7 +12,7 @@ from scriba import Delete, Done, Insert, Skip, Update, Upsert
 from scriba.models import DeadLetter, Position
 from scriba.registry import Projection
 from scriba.rehearsal import Rehearsal, rehearse
-from tests.support.world import World
+from tests.support.world import World, note
 from tests.testapp.models import Applied, Child, Counter, Parent, Row
 
 
@@ -193,3 +193,74 @@ def test_an_event_that_would_be_refused_is_said_to_be(world: World, registered: 
 
     assert [one.outcome for one in tried(world)] == ["refused"]
     assert [one.outcome for one in tried(world, allow_out_of_order=True)] == ["skips"]
+
+
+# --- letters whose key could not be worked out ------------------------------------------------------------------
+
+
+class Keyed:
+    """A `partition_by` that cannot read any event until it is mended."""
+
+    def __init__(self) -> None:
+        self.is_broken = True
+
+    def __call__(self, event: Any) -> str:
+        if self.is_broken and event.data.get("broken"):
+            raise LookupError("no customer")
+        return str(event.data["customer"])
+
+
+@pytest.fixture
+def keyed(world: World, handler: Mended, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Projection:
+    from scriba import registry
+
+    options = getattr(request, "param", {})
+    made = world.projection(handler, partition_by=Keyed(), **options)
+    monkeypatch.setitem(registry._registry, made.identity, made)
+    return made
+
+
+def mend(projection: Projection) -> None:
+    assert isinstance(projection.partition_by, Keyed)
+    projection.partition_by.is_broken = False
+
+
+@pytest.mark.case("A21", "B15")
+def test_a_letter_is_late_when_a_later_event_of_its_true_key_is_applied(
+    world: World, keyed: Projection, handler: Mended
+) -> None:
+    """The dry run works the key out anew, as the replay does."""
+    handler.does = lambda data, meta: Skip() if meta.replaying else note(world.name)(data, meta)
+    (late,) = world.append("s1", customer=f"{world.name}-x", broken=True)
+    world.append("s2", customer=f"{world.name}-x")
+    (early,) = world.append("s3", customer=f"{world.name}-y", broken=True)
+    world.run(keyed)
+    assert {letter.position: letter.stream_id for letter in world.letters()} == {late: "s1", early: "s3"}
+    mend(keyed)
+
+    assert {one.letter.position: one.outcome for one in tried(world)} == {late: "refused", early: "skips"}
+    assert {one.outcome for one in tried(world, allow_out_of_order=True)} == {"skips"}
+
+
+@pytest.mark.case("A21", "B14")
+@pytest.mark.parametrize("keyed", [{"on_failure": "park"}], indirect=True)
+def test_a_letter_waits_behind_those_of_its_true_key_when_they_are_parked(
+    world: World, keyed: Projection, handler: Mended
+) -> None:
+    """What the replay would park there is said to wait; what it leaves behind is tried by itself."""
+    key = f"{world.name}-x"
+    (head,) = world.append("s1", customer=key)
+    (waiting,) = world.append("s2", customer=key, broken=True)
+    (free,) = world.append("s2", customer=f"{world.name}-y", broken=True)
+    world.run(keyed)
+    assert len(world.letters()) == 3
+    mend(keyed)
+    handler.does = lambda data, meta: Skip()
+
+    found = {one.letter.position: one for one in tried(world)}
+
+    assert (found[waiting].outcome, found[waiting].error) == (
+        "waits",
+        f"parked behind letter {DeadLetter.objects.get(projection_name=world.name, position=head).pk}",
+    )
+    assert (found[head].outcome, found[free].outcome) == ("skips", "skips")

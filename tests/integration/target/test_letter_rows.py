@@ -416,6 +416,25 @@ def test_a_wish_of_its_own_is_not_overwritten(desk: Desk) -> None:
     assert wishes(desk) == {4: ("discard", "somebody")}
 
 
+@pytest.mark.case("A21", "B23")
+def test_a_letter_that_moves_to_its_true_key_takes_its_wish_along_and_releases_those_behind_it(desk: Desk) -> None:
+    """The first one behind it gets a wish of its own, in the same transaction; those of the new key get none by this."""
+    parked(desk, 3, 4, 5)
+    parked(desk, 1, 6, key="true")
+    moving = pk_at(desk, 3)
+    DeadLetter.objects.filter(pk=moving).update(wish="replay", wish_by="ann", allow_out_of_order=True, note="before")
+    with desk.batch() as batch:
+        batch.resolve(Resolution(moving, "parked", "ann", key="true"))
+
+    moved = DeadLetter.objects.get(pk=moving)
+    assert (moved.stream_id, moved.status, moved.wish, moved.allow_out_of_order) == ("true", "parked", "replay", True)
+    assert (moved.wish_by, moved.note, moved.resolved_at) == ("ann", "", None)
+    assert wishes(desk) == {3: ("replay", "ann"), 4: ("replay", "ann")}
+    found = stored(desk, moving)
+    assert found is not None
+    assert (found.key, found.behind) == ("true", pk_at(desk, 1))
+
+
 @pytest.mark.case("B16")
 def test_a_replay_that_fails_again_stays_open_with_the_new_error(desk: Desk) -> None:
     """Attempts as counted, the wish taken away, nobody behind it released; the payload untouched."""
