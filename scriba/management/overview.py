@@ -26,7 +26,7 @@ __all__ = ["JSON_KEYS", "as_history", "as_json", "as_table", "as_text", "remarks
 JSON_KEYS: Final = (
     "name", "version", "status", "wish", "wish_by", "wish_reason", "reason", "owner", "source", "target",
     "halt_reason", "halt_label", "watermark", "safe_position", "head", "lag_events", "lag_seconds", "rate",
-    "counters", "dead_letters",
+    "counters", "dead_letters", "lag_is_lower_bound",
 )  # fmt: skip
 
 HEADINGS: Final = (
@@ -37,7 +37,14 @@ _NUMBERS: Final = frozenset(range(2, 9))  #: columns that are aligned to the rig
 
 def as_json(infos: Sequence[Info]) -> list[dict[str, Any]]:
     """Return one JSON-ready object per projection, with exactly :data:`JSON_KEYS`."""
-    return [{key: _plain(getattr(info, key)) for key in JSON_KEYS} for info in infos]
+    return [_as_object(info) for info in infos]
+
+
+def _as_object(info: Info) -> dict[str, Any]:
+    found: dict[str, Any] = {"lag_is_lower_bound": _is_lower_bound(info)}
+    if _is_unknown(info):
+        found |= {"lag_events": None, "lag_seconds": None}
+    return {key: found[key] if key in found else _plain(getattr(info, key)) for key in JSON_KEYS}
 
 
 def as_text(infos: Sequence[Info]) -> str:
@@ -134,9 +141,26 @@ def _head(info: Info) -> int | None:
 def _lag(info: Info) -> str:
     if info.lag_events is None:
         return "-"
+    if _is_unknown(info):
+        return "unknown"
+    least = "\N{GREATER-THAN OR EQUAL TO} " if _is_lower_bound(info) else ""
     if info.lag_seconds is None or not info.lag_events:
-        return f"{info.lag_events:,}"
-    return f"{info.lag_events:,} / {duration(info.lag_seconds)}"
+        return f"{least}{info.lag_events:,}"
+    return f"{least}{info.lag_events:,} / {duration(info.lag_seconds)}"
+
+
+def _is_watched(info: Info) -> bool:
+    """Whether a live process looks at the source: the last word of one that is halted or gone is old."""
+    return bool(info.owner) and info.status is not Status.HALTED
+
+
+def _is_lower_bound(info: Info) -> bool:
+    return bool(info.lag_events) and not _is_watched(info)
+
+
+def _is_unknown(info: Info) -> bool:
+    """It was caught up when somebody last looked, which says nothing of now."""
+    return info.lag_events == 0 and not _is_watched(info)
 
 
 def _letters(info: Info) -> str:

@@ -30,6 +30,7 @@ examples:
   scriba_info --json          for programs: a list of objects (with --watch, one list per line)
 
 watermark: everything delivered at or below it is settled. lag: positions (and seconds) from there to the head.
+Who is halted or not running looks at no source: its lag is a lower bound (≥), or unknown.
 dead letters: the open ones, and the events parked behind one.
 
 exit codes:

@@ -69,6 +69,26 @@ def test_a_halt_is_shown_with_cause_and_cure(shell: Shell, subject: Subject) -> 
     assert f"scriba_stop {subject.name}:1, then scriba_start {subject.name}:1" in shown
 
 
+@pytest.mark.parametrize("is_halted", [True, False])
+@pytest.mark.parametrize(
+    ("head", "shown", "plain"), [(100, "≥ 10", (10, True)), (90, "unknown", (None, False)), (None, "-", (None, False))]
+)
+def test_a_lag_that_nobody_looks_at_is_no_zero(
+    shell: Shell, subject: Subject, head: int | None, shown: str, plain: tuple[int | None, bool], is_halted: bool
+) -> None:
+    """Who is halted or gone does not look at its source: a lower bound, or unknown, in the table and for programs."""
+    subject.segment(live=is_halted, watermark=90, head=head)
+    if is_halted:
+        subject.state(halt_cause="42703: no such column", halt_label="42703", halted_at=datetime.now(UTC))
+
+    line = shell("scriba_info", subject.name).splitlines()[1]
+    (found,) = json.loads(shell("scriba_info", subject.name, "--json"))
+
+    assert f"  {shown}  " in line
+    assert (found["lag_events"], found["lag_is_lower_bound"]) == plain
+    assert found["lag_seconds"] is None
+
+
 def test_a_pause_says_who_and_why(shell: Shell, subject: Subject) -> None:
     """A wish that differs from running is shown with its author and reason."""
     subject.segment(status="paused")
