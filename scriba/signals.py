@@ -9,7 +9,7 @@ connection. Durations and times are seconds; `monotonic_time` and `system_time` 
 signal                     keyword arguments besides `projection`
 ========================== ======================================================================================
 event_started              monotonic_time, system_time, event_type, stream_id, position, event_id, correlation_id
-event_stopped              duration, monotonic_time, event_type, stream_id, position, event_id, correlation_id
+event_stopped              duration, monotonic_time, event_type, stream_id, position, event_id, correlation_id, reason
 event_exception            duration, monotonic_time, event_type, stream_id, position, event_id, correlation_id, kind, reason, stacktrace
 event_skipped              system_time, reason (``dedup`` or ``handler``), event_type, stream_id, position, event_id, correlation_id
 batch_stopped              duration, batch_size, lane

@@ -28,6 +28,8 @@ from opentelemetry.trace import (
 )
 
 from scriba import signals
+from scriba.engine.handling import FailReturned
+from scriba.exceptions import InvalidReturn
 
 if TYPE_CHECKING:
     from scriba.protocols import Identity
@@ -70,8 +72,8 @@ class _Spans:
         self._open.span = span
         self._open.token = context.attach(trace.set_span_in_context(span))
 
-    def stopped(self, **_: Any) -> None:
-        self._end()
+    def stopped(self, reason: BaseException | None = None, **_: Any) -> None:
+        self._end(reason)
 
     def raised(self, reason: BaseException, **_: Any) -> None:
         self._end(reason)
@@ -95,10 +97,19 @@ class _Spans:
             return
         self._open.span = None
         context.detach(self._open.token)
-        if reason is not None:
-            span.record_exception(reason)
-            span.set_status(Status(StatusCode.ERROR, type(reason).__qualname__))
-        span.end()
+        try:
+            if reason is not None:
+                span.set_status(Status(StatusCode.ERROR, _kind(reason)))
+                span.record_exception(reason)
+        finally:  # an exception that cannot be shown ends its span all the same
+            span.end()
+
+
+def _kind(reason: BaseException) -> str:
+    """Return what went wrong; a result that stands for a failure is called what its dead letter calls it."""
+    if isinstance(reason, FailReturned):
+        return "error"
+    return "invalid_return" if isinstance(reason, InvalidReturn) else type(reason).__qualname__
 
 
 def _identified(projection: Identity) -> dict[str, Any]:

@@ -86,7 +86,9 @@ class HandlerCall:
             event.id, event.stream_id, event.position, type_, metadata, event.occurred_at,
             event.correlation_id, event.causation_id, event.stream_version, self.replaying,
         ))  # fmt: skip
-        returned = self._observed(event, data, meta) if self._is_observed else self._call(data, meta)
+        if self._is_observed:
+            return self._observed(event, data, meta)
+        returned = self._call(data, meta)
         if type(returned) in _SINGLE and self._valid_result(returned):  # the usual, quickly
             return (returned,)
         return self._judge(returned)
@@ -99,7 +101,7 @@ class HandlerCall:
         except BaseException as error:
             raise exited("the handler", error) from error
 
-    def _observed(self, event: Event, data: Any, meta: EventMeta) -> Any:
+    def _observed(self, event: Event, data: Any, meta: EventMeta) -> Sequence[Any] | None:
         fields = event_fields(event)
         started = time.monotonic()
         send(signals.event_started, self._identity, monotonic_time=started, system_time=time.time(), **fields)
@@ -113,8 +115,16 @@ class HandlerCall:
             )  # fmt: skip
             raise
         now = time.monotonic()
-        send(signals.event_stopped, self._identity, duration=now - started, monotonic_time=now, **fields)
-        return returned
+        reason: Exception | None = None
+        try:
+            return self._judge(returned)
+        except Exception as error:
+            reason = error
+            raise
+        finally:
+            send(
+                signals.event_stopped, self._identity, duration=now - started, monotonic_time=now, reason=reason, **fields
+            )  # fmt: skip
 
     def _judge(self, returned: Any) -> Sequence[Any] | None:
         writes = writes_of(returned)

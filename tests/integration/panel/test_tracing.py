@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scriba import RetryPolicy, Skip, signals
+from scriba import Fail, RetryPolicy, Skip, signals
 from scriba.sources import TableSource
 from tests.support.world import World
 from tests.testapp.models import Event
@@ -117,6 +117,47 @@ def test_a_call_that_fails_is_a_span_with_its_error(spans: Spans, world: World) 
     assert letter.attributes["scriba.error_kind"] == "LookupError"
     assert f"{letter.links[0].context.trace_id:032x}" == TRACE
     assert letter.status.description == "LookupError"
+
+
+@pytest.mark.case("B2")
+@pytest.mark.parametrize(
+    ("returned", "kind", "words"),
+    [(Fail("no voucher"), "error", "no voucher"), (None, "invalid_return", "the handler returned None")],
+)
+def test_a_result_that_is_a_failure_is_a_span_with_its_error(
+    spans: Spans, world: World, returned: Any, kind: str, words: str
+) -> None:
+    """Returned or raised, a failure is one; its span and its letter's call it the same. The next one is none."""
+    first, second = world.append(TRACE, "other")
+
+    world.run(traced(world, lambda data, meta: returned if meta.position == first else Skip()))
+
+    calls = {span.attributes["scriba.position"]: span for span in spans.named(f"{world.name}:1 Happened")}
+    failed = calls[first]
+    assert (failed.status.status_code.name, failed.status.description) == ("ERROR", kind)
+    assert words in failed.events[0].attributes["exception.message"]
+    assert calls[second].status.is_unset
+    (letter,) = spans.named(f"{world.name}:1 dead letter")
+    assert letter.attributes["scriba.error_kind"] == kind
+
+
+@pytest.mark.case("B11")
+def test_an_error_that_cannot_be_shown_ends_its_span(spans: Spans, world: World) -> None:
+    """Its ``__str__`` raises; the span is there all the same, with its error."""
+
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def failing(data: Any, meta: Any) -> Any:
+        raise Unspeakable
+
+    world.append("a")
+    world.run(traced(world, failing))
+
+    (span,) = spans.named(f"{world.name}:1 Happened")
+    assert span.status.description is not None
+    assert span.status.description.endswith("Unspeakable")
 
 
 def test_what_a_handler_opens_is_inside_its_span(spans: Spans, world: World) -> None:
