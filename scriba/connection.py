@@ -3,14 +3,15 @@
 Ownership must outlive whatever the rest of the process does with Django's connections: a handler's transaction, a
 request's ``close_old_connections``, a test that never commits, a pool of four. So it goes over a copy of the alias'
 connection, in autocommit, opened at first use, closed by its owner. What always holds: a connection that broke is
-closed before the error is raised again, and the next call opens a new one.
+closed before the error is raised again, and the next call opens a new one; a dead network breaks it within a minute,
+because nobody else would end what waits for an answer that cannot come.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from django.db import connections
 
@@ -20,13 +21,24 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.backends.utils import CursorWrapper
 
-__all__ = ["OwnConnection", "Params", "Row"]
+__all__ = ["NOTICES_DEATH", "OwnConnection", "Params", "Row"]
 
 Row = tuple[Any, ...]
 Params = Sequence[Any] | Mapping[str, Any]
 
 #: Left out of the copy: a pool is sized for workers, and the guarded updates rely on READ COMMITTED.
 _LEFT_OUT = ("pool", "isolation_level")
+
+#: How soon a dead network is noticed, where the project's OPTIONS do not say it. Keepalives are for who waits for an
+#: answer, ``tcp_user_timeout`` (milliseconds) is for what was sent and never confirmed. A Unix socket has neither.
+NOTICES_DEATH: Final = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 20,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
 
 
 class OwnConnection:
@@ -70,6 +82,7 @@ class OwnConnection:
         wrapper = copy()
         for option in _LEFT_OUT:
             wrapper.settings_dict["OPTIONS"].pop(option, None)
+        wrapper.settings_dict["OPTIONS"] = NOTICES_DEATH | wrapper.settings_dict["OPTIONS"]
         wrapper.settings_dict["AUTOCOMMIT"] = True  # nobody else would commit what is said here
         wrapper.inc_thread_sharing()  # one thread at a time, but not always the one that opened it
         return wrapper

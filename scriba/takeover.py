@@ -33,6 +33,7 @@ logger = logging.getLogger("scriba")
 
 PATIENCE_S: Final = 0.2  #: an ordinary batch, a heartbeat, another taker are gone by then
 LOOK_EVERY_S: Final = 0.05
+JOIN_S: Final = 0.5  #: for a look that is on its way; one in a dead network is left behind
 LONGEST_WAIT_S: Final = 10.0  #: then the statement fails with 57014 and is tried again by the caller
 RESET_MARK: Final = 1_396_920_905  #: first key of the advisory lock that exempts a transaction from eviction
 
@@ -104,7 +105,13 @@ class Eviction:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._done.set()
-        self._thread.join()
+        self._thread.join(JOIN_S)
+        if self._thread.is_alive():
+            # The statement has its answer, and its transaction holds the row: it goes on. A look that is answered late
+            # ends nobody, because nobody waits with this mark any more.
+            logger.warning(
+                "%s is late: its connection hangs; it ends with it", self._thread.name, extra=about(self._identity)
+            )
 
     def _run(self) -> None:
         wait_s = self._patience_s

@@ -14,6 +14,7 @@ from django.db import connections
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from scriba.connection import NOTICES_DEATH
 from scriba.failure import classify
 from scriba.protocols import FailureKind
 
@@ -24,13 +25,6 @@ __all__ = ["Connector", "insist_on_indexes", "is_transient"]
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-_KEEPALIVE: Final[dict[str, Any]] = {
-    "connect_timeout": 10,
-    "keepalives": 1,
-    "keepalives_idle": 20,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-}
 #: Django's own: its adapters and cursors are not ours, and it sets roles itself.
 _DJANGOS: Final = ("context", "cursor_factory", "prepare_threshold")
 _LONGEST_NAME: Final = 63
@@ -53,7 +47,7 @@ class Connector:
     def connect(self, identity: Identity, role: str) -> Connection:
         """Open a new connection for the projection `identity`; `role` says what for."""
         parameters = {
-            **_KEEPALIVE,
+            **NOTICES_DEATH,
             "application_name": f"scriba {identity} {role}"[:_LONGEST_NAME],
             **self._parameters(),
         }
@@ -73,7 +67,7 @@ class Connector:
 
 def _without_overrides(dsn: str) -> dict[str, Any]:
     """Return what the connection string itself says, so that it wins over our defaults."""
-    return {key: value for key, value in conninfo_to_dict(dsn).items() if key in {*_KEEPALIVE, "application_name"}}
+    return {key: value for key, value in conninfo_to_dict(dsn).items() if key in {*NOTICES_DEATH, "application_name"}}
 
 
 def insist_on_indexes(connection: Connection) -> None:

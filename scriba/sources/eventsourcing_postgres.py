@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import sql
 
+from scriba.connection import NOTICES_DEATH
 from scriba.listening import Ear
 from scriba.sources.eventsourcing_gaps import CheckedLog
 from scriba.sources.eventsourcing_logs import has_text_ids, parsed_id
@@ -26,13 +27,6 @@ __all__ = ["PostgresLog"]
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-_KEEPALIVE: Final[dict[str, Any]] = {
-    "connect_timeout": 5,
-    "keepalives": 1,
-    "keepalives_idle": 20,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-}
 _LONGEST_NAME: Final = 63
 
 
@@ -97,7 +91,7 @@ class PostgresLog(CheckedLog):
     def _connect(self) -> Connection:
         """Open a connection to where the recorder's pool connects, as the same user."""
         pool: Any = self._recorder.datastore.pool
-        parameters = {**_KEEPALIVE, **{key: value for key, value in pool.kwargs.items() if key != "row_factory"}}
+        parameters = {**NOTICES_DEATH, **{key: value for key, value in pool.kwargs.items() if key != "row_factory"}}
         if pool.get_password_func is not None:
             parameters["password"] = pool.get_password_func()
         parameters["application_name"] = f"scriba {self._name}"[:_LONGEST_NAME]

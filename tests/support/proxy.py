@@ -47,6 +47,11 @@ class Proxy:
             thread.join(5)
         self._listener.close()
 
+    @property
+    def connected(self) -> bool:
+        """Whether anybody has come."""
+        return bool(self._open)
+
     def cut(self) -> None:
         """Break every connection that is open now."""
         for end in self._open:

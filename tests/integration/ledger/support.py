@@ -12,10 +12,12 @@ from typing import Any
 
 from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg.conninfo import conninfo_to_dict
 
 from scriba.connection import OwnConnection
 from scriba.ledger import PgLedger
 from scriba.protocols import Identity, Lease, Progress, Recorded, Status
+from tests.support.proxy import Proxy
 
 USING = "default"
 LEASE_S = 1.0
@@ -93,6 +95,20 @@ class Desk:
         for table in ("scriba_segments", "scriba_positions", "scriba_dead_letters", "scriba_projections"):
             self.rows.rows(f"DELETE FROM {table} WHERE projection_name = %s", name)
         self.rows.close()
+
+
+class ProxiedConnection(OwnConnection):
+    """One that goes over TCP, through `proxy`."""
+
+    def __init__(self, using: str, proxy: Proxy) -> None:
+        super().__init__(using)
+        self._way = conninfo_to_dict(proxy.dsn)
+
+    def _copy(self) -> BaseDatabaseWrapper:
+        wrapper = super()._copy()
+        wrapper.settings_dict |= {"HOST": self._way["host"], "PORT": self._way["port"]}
+        wrapper.settings_dict["OPTIONS"] |= {"sslmode": "disable", "gssencmode": "disable"}
+        return wrapper
 
 
 class Worker:

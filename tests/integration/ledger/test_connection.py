@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import pytest
 from django.db import DatabaseError, connection, connections
 from psycopg import IsolationLevel
@@ -10,7 +13,9 @@ from scriba.connection import OwnConnection
 from scriba.exceptions import ConfigurationError
 from scriba.ledger import PgLedger
 from scriba.protocols import Identity, Orders, Wish
-from tests.integration.ledger.support import LEASE_S, RUNNING, USING, Desk
+from tests.integration.ledger.support import LEASE_S, RUNNING, USING, Desk, ProxiedConnection
+from tests.support.processes import database_url
+from tests.support.proxy import Proxy
 
 
 def pid_of(own: OwnConnection) -> int:
@@ -56,6 +61,39 @@ def test_a_connection_that_breaks_inside_a_transaction_is_replaced_too(desk: Des
 
     assert pid_of(own) != pid
     own.close()
+
+
+@pytest.mark.case("D8")
+@pytest.mark.django_db
+def test_a_dead_network_is_noticed_within_a_minute() -> None:
+    """Whoever waits for an answer that cannot come is told so by the kernel; the project's own OPTIONS come first."""
+    with Proxy(database_url()) as proxy:
+        own = ProxiedConnection(USING, proxy)
+        own.rows("SELECT 1")
+        connection = own._open().connection
+        with socket.socket(fileno=os.dup(connection.fileno())) as line:
+            options = [
+                line.getsockopt(level, option)
+                for level, option in (
+                    (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+                    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL),
+                    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT),
+                    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+                )
+            ]
+        own.close()
+
+    assert options == [1, 20, 5, 3, 30_000]
+
+
+def test_what_the_project_says_of_its_connections_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A default is only for what OPTIONS leave open."""
+    monkeypatch.setitem(connections[USING].settings_dict, "OPTIONS", {"connect_timeout": 3})
+
+    options = OwnConnection(USING)._open().settings_dict["OPTIONS"]
+
+    assert (options["connect_timeout"], options["keepalives_idle"]) == (3, 20)
 
 
 def test_a_failed_statement_does_not_cost_the_connection(desk: Desk) -> None:

@@ -18,7 +18,9 @@ from django.db import DatabaseError, OperationalError
 
 from scriba.protocols import Holder, Lease
 from scriba.takeover import Eviction, insist, wear_reset_mark
-from tests.integration.ledger.support import LEASE_S, RUNNING, SOON_S, Desk, in_thread, is_waiting
+from tests.integration.ledger.support import LEASE_S, RUNNING, SOON_S, Desk, ProxiedConnection, in_thread, is_waiting
+from tests.support.processes import database_url
+from tests.support.proxy import Proxy
 from tests.support.waiting import wait_until
 
 
@@ -264,6 +266,27 @@ def test_a_wait_without_end_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPat
     assert ledger.transient(caught.value)
     assert blocker.commits()
     assert ledger.heartbeat(lease, LEASE_S, RUNNING)
+
+
+def test_help_that_hangs_in_a_dead_network_is_left_behind(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second connection only helps: when it never answers, whoever got the row goes on and holds nobody up."""
+    _, old = desk.owned("old")
+    desk.expire()
+    blocker = desk.worker()
+    assert blocker.passes(old)
+    with Proxy(database_url()) as proxy:
+        monkeypatch.setattr("scriba.takeover.OwnConnection", lambda using: ProxiedConnection(using, proxy))
+        proxy.fall_silent()
+        with in_thread(lambda: desk.ledger().acquire("new", LEASE_S)) as answer:
+            wait_until(lambda: proxy.connected, what="the helper's connection")
+            assert blocker.commits()
+        assert isinstance(answer[0], Lease)
+        assert "is late: its connection hangs" in caplog.text
+
+    helper = next(record.getMessage().split(" is late")[0] for record in caplog.records if "is late" in record.msg)
+    wait_until(lambda: helper not in {thread.name for thread in threading.enumerate()}, what="the helper to end")
 
 
 def test_the_callers_own_timeout_is_put_back(desk: Desk) -> None:
