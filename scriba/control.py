@@ -14,6 +14,7 @@ from django.db import connections
 
 from scriba.audit import AUDITED
 from scriba.exceptions import InvalidState, ProjectionHalted, WaitTimeout
+from scriba.forgetting import forget
 from scriba.info import Info, ListedProjection, State, alias_of, info, list_projections, read_state
 from scriba.letter_wishes import BulkResult, dead_letters, discard, discard_all, purge_resolved, replay, replay_all
 from scriba.protocols import Status, Wish
@@ -35,6 +36,7 @@ __all__ = [
     "dead_letters",
     "discard",
     "discard_all",
+    "forget",
     "info",
     "list_projections",
     "pause",

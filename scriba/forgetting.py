@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from django.db import connections, transaction
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from scriba.audit import record
 from scriba.exceptions import InvalidState, UnknownProjection
@@ -31,12 +31,15 @@ def orphans(alias: str) -> list[Identity]:
         return [identity for row in cursor.fetchall() if (identity := Identity(*row)) not in declared]
 
 
-def forget(identity: Identity, alias: str, *, by: str = "") -> int:
+def forget(p: str | tuple[str, int], alias: str = DEFAULT_DB_ALIAS, *, by: str = "") -> int:
     """Delete every row of an orphaned projection but the records, in one transaction; return how many.
+
+    `p` is a name (version 1) or (name, version); `alias` names the database that it wrote to.
 
     Raises :class:`~scriba.exceptions.UnknownProjection` when it is no orphan of this database, and
     :class:`~scriba.exceptions.InvalidState` while a process runs it.
     """
+    identity = Identity(p, 1) if isinstance(p, str) else Identity(*p)
     if identity not in orphans(alias):
         msg = f"{identity} is no orphan in the database {alias!r}: it is declared in the code (reset it), or not in the tables."
         raise UnknownProjection(msg)

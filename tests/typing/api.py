@@ -38,6 +38,7 @@ from scriba import (
     dead_letters,
     discard,
     discard_all,
+    forget,
     info,
     list_projections,
     pause,
@@ -127,6 +128,8 @@ def operate() -> None:
     resume("orders")
     stop(("orders", 2))
     start(Everything)
+    forget("orders_of_old", by="me")
+    forget(("orders", 1), "archive")
     reset(orders, dead_letters=True, truncate=[OrderRow], by="me")
 
     seen = info(orders)

@@ -12,7 +12,6 @@ from django.core.management import call_command
 from django.test import Client
 
 import scriba
-from scriba.forgetting import forget
 from scriba.management.base import operator
 from scriba.models import Audit, DeadLetter, ProjectionState
 from scriba.panel.live import DONE
@@ -43,7 +42,7 @@ class Desk:
             "replay all": lambda: scriba.replay_all(self._letters, by="ann"),
             "discard all": lambda: scriba.discard_all(self._letters, by="ann"),
             "purge": lambda: scriba.purge_resolved(self._letters, older_than=timedelta(days=1), by="ann"),
-            "forget": lambda: forget(ORPHAN, "default", by="ann"),
+            "forget": lambda: scriba.forget(ORPHAN, by="ann"),
             "start in the background": self._start_in_the_background,
         }
         acts.get(verb, lambda: getattr(scriba, verb)(self._made, by="ann"))()
@@ -59,6 +58,7 @@ class Desk:
         all_of_them = ("--projection", self._name, "--no-input")
         acts: dict[str, tuple[str, ...]] = {
             "reset": ("scriba_reset", self._name, "--no-input"),
+            "forget": ("scriba_forget", str(ORPHAN), "--no-input"),
             "replay": (*letters, "{id}", "--wait", "0"),
             "discard": (*letters, "{id}", "--wait", "0"),
             "replay all": (*letters, *all_of_them, "--wait", "0"),
@@ -98,7 +98,8 @@ WHO = {"code": "ann", "command": operator(), "admin": "admin (admin)"}
 VERBS = ["start", "pause", "resume", "stop", "reset", "replay", "replay all", "discard", "discard all", "purge"]
 ACTS = [
     *((way, verb) for way in WHO for verb in VERBS),
-    ("code", "start in the background"), ("command", "start in the foreground"), ("code", "forget"), ("admin", "forget"),
+    ("code", "start in the background"), ("command", "start in the foreground"),
+    *((way, "forget") for way in WHO),
 ]  # fmt: skip
 
 
