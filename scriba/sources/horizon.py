@@ -29,6 +29,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from scriba.durations import duration
 from scriba.exceptions import SourceError
 
 __all__ = ["NOTHING", "Horizon", "Query", "Relations", "run_length"]
@@ -187,7 +188,7 @@ def run_length(after: int, positions: Sequence[int], settled: int) -> int:
 def _described(  # noqa: PLR0913 - the columns of a row
     pid: int | None, age_s: float | None, state: str | None, application: str | None, query: str | None, gid: str | None
 ) -> str:
-    age = f"for {age_s:.0f} s" if age_s is not None else "for an unknown time"
+    age = f"for {duration(age_s)}" if age_s is not None else "for an unknown time"
     if pid is None:
         named = f"{gid!r} (COMMIT PREPARED or ROLLBACK PREPARED ends it)" if gid else "of an unknown name"
         return f"the prepared transaction {named}, open {age}"

@@ -231,7 +231,7 @@ def test_a_standby_halts(server, horizon):
     ("row", "told"),
     [
         ((42, 61.4, "idle in transaction", "web", "INSERT INTO e\n VALUES ('secret')", None),
-         "process 42 of 'web', idle in transaction, its transaction open for 61 s: INSERT INTO e VALUES …"),
+         "process 42 of 'web', idle in transaction, its transaction open for 1 min 1 s: INSERT INTO e VALUES …"),
         ((42, 2.0, "active", "", "SELECT " + "x" * 500, None), "SELECT " + "x" * 153 + " …"),
         ((None, 7200.0, None, None, None, "gid-1"), "the prepared transaction 'gid-1' (COMMIT PREPARED or ROLLBACK PREPARED ends it)"),
         ((42, None, None, None, None, None), "process 42, in an unknown state, its transaction open for an unknown time"),
