@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from django.db.backends.utils import CursorWrapper
 
     from scriba.protocols import CursorMove, Identity, Settlement
+    from scriba.round_trips import Script
 
-__all__ = ["applied_position", "array_of", "cursors_of", "raise_applied", "settle", "storable_key"]
+__all__ = [
+    "applied_position", "array_of", "begin_to_settle", "cursors_of", "raise_applied", "settle_the_rest", "storable_key",
+]  # fmt: skip
 
 LONGEST_KEY: Final = 400  #: characters; with the name of a projection they fit into an index row, whatever the letters
 
@@ -31,25 +34,51 @@ def cursors_of(cursor: CursorWrapper, identity: Identity, keys: Sequence[str]) -
     return {by_stored[stored]: position for stored, position in cursor.fetchall()}
 
 
-def settle(cursor: CursorWrapper, identity: Identity, settlement: Settlement) -> None:
-    """Move every cursor of the batch and count its events. Raises :class:`CursorRefused` when one will not move.
+class Moved:
+    """What the first statement of a settlement found: cursors that it moved, and whether the lane has counters."""
 
-    One statement, unless a key has no cursor yet, or the lane no counters: each then costs one more.
+    def __init__(self) -> None:
+        self.cursors = 0
+        self.has_counters = True
+
+    def read(self, cursor: CursorWrapper) -> None:
+        self.cursors, counters = cursor.fetchone() or (0, 0)
+        self.has_counters = bool(counters)
+
+
+def begin_to_settle(script: Script, identity: Identity, settlement: Settlement) -> Moved:
+    """Let `script` move every cursor that is there, and count the batch's events; follow with :func:`settle_the_rest`."""
+    moved = Moved()
+    if settlement.moves or any(_counted(settlement).values()):
+        script.add(_MOVE, _parameters(identity, settlement), moved.read)
+    return moved
+
+
+def settle_the_rest(cursor: CursorWrapper, identity: Identity, settlement: Settlement, moved: Moved) -> None:
+    """Do what the first statement could not: usually nothing. Raises :class:`CursorRefused` when a cursor will not move.
+
+    A key without a cursor costs one statement more, a lane without counters too, and writes that found no row: they are
+    known when the script has run.
     """
-    counters, moves = settlement.counters, settlement.moves
-    counted = {name: getattr(counters, name) for name in _COUNTERS}
-    if not moves and not any(counted.values()):
-        return
-    params = _named(identity) | _arrays(moves) | counted | {"segment": settlement.segment, "lane": settlement.lane}
-    cursor.execute(_MOVE, params)
-    written, lanes = cursor.fetchone() or (0, 0)
-    if written != len(moves):
-        cursor.execute(_ADD, params)
-        written += cursor.rowcount
-    if written != len(moves):
-        raise CursorRefused(f"{len(moves) - written} of {len(moves)} cursors stand elsewhere")
-    if not lanes:
-        cursor.execute(_OPEN, params)
+    moves = settlement.moves
+    if moved.cursors != len(moves):
+        cursor.execute(_ADD, _parameters(identity, settlement))
+        written = moved.cursors + cursor.rowcount
+        if written != len(moves):
+            raise CursorRefused(f"{len(moves) - written} of {len(moves)} cursors stand elsewhere")
+    if not moved.has_counters:
+        cursor.execute(_OPEN, _parameters(identity, settlement))
+    elif settlement.counters.unmatched:
+        cursor.execute(_COUNT_UNMATCHED, _parameters(identity, settlement))
+
+
+def _parameters(identity: Identity, settlement: Settlement) -> dict[str, Any]:
+    place = {"segment": settlement.segment, "lane": settlement.lane}
+    return _named(identity) | _arrays(settlement.moves) | _counted(settlement) | place
+
+
+def _counted(settlement: Settlement) -> dict[str, int]:
+    return {name: getattr(settlement.counters, name) for name in _COUNTERS}
 
 
 def raise_applied(cursor: CursorWrapper, identity: Identity, move: CursorMove) -> None:
@@ -127,8 +156,7 @@ WITH given AS MATERIALIZED (
 ), counted AS (
   UPDATE scriba_lanes
   SET applied = applied + %(applied)s, skipped = skipped + %(skipped)s,
-      dead_lettered = dead_lettered + %(dead_lettered)s, deduplicated = deduplicated + %(deduplicated)s,
-      unmatched = unmatched + %(unmatched)s
+      dead_lettered = dead_lettered + %(dead_lettered)s, deduplicated = deduplicated + %(deduplicated)s
   WHERE segment_id = %(segment)s AND lane = %(lane)s
   RETURNING 1
 )
@@ -152,6 +180,10 @@ ON CONFLICT (segment_id, lane) DO UPDATE
 SET applied = known.applied + excluded.applied, skipped = known.skipped + excluded.skipped,
     dead_lettered = known.dead_lettered + excluded.dead_lettered,
     deduplicated = known.deduplicated + excluded.deduplicated, unmatched = known.unmatched + excluded.unmatched
+"""
+
+_COUNT_UNMATCHED: Final = """
+UPDATE scriba_lanes SET unmatched = unmatched + %(unmatched)s WHERE segment_id = %(segment)s AND lane = %(lane)s
 """
 
 _RAISE_APPLIED: Final = """

@@ -197,7 +197,7 @@ def start_child(work: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
 # --- how late -------------------------------------------------------------------------------------------
 
 LONGEST_S = 120.0
-REST_S = 1.0  #: before the first append: whoever projects has started by then
+REST_S = 1.0  #: before the first append, and before the first that counts
 
 
 class Arrivals:
@@ -220,11 +220,15 @@ class Arrivals:
             check()
 
     def judged(self, cost: Cost, committed: dict[int, float], appended_per_s: float) -> Cost:
-        """Return `cost` with how many milliseconds passed from each commit to the commit of its row."""
+        """Return `cost` with how many milliseconds passed from each commit to the commit of its row.
+
+        Commits of the first second count for nobody: whoever projects is still warming up.
+        """
         if self._seen.keys() != committed.keys():
             message = f"{len(self._seen)} of {len(committed)} events were settled"
             raise RuntimeError(message)
-        late = sorted((self._seen[key] - at) * 1000 for key, at in committed.items())
+        warm = min(committed.values()) + REST_S
+        late = sorted((self._seen[key] - at) * 1000 for key, at in committed.items() if at >= warm)
         shares = {f"p{share}_ms": late[min(len(late) - 1, len(late) * share // 100)] for share in (50, 99)}
         cost.extra.update(shares, appended_per_s=appended_per_s)
         return cost

@@ -18,12 +18,13 @@ from django.db.models.constants import LOOKUP_SEP
 
 from scriba.exceptions import InvalidReturn, did_you_mean
 from scriba.results import Delete, Insert, Update, Upsert, Write
+from scriba.round_trips import Script
 from scriba.targets.kinds import NotFoldable
 from scriba.targets.layers import Entry, Layers
 from scriba.targets.one_by_one import apply_write, insert_prepared
 from scriba.targets.row_reads import row_read
 from scriba.targets.shapes import Shape, model_of_table, shape_of
-from scriba.targets.statements import execute_layer, forbid_cached_plans
+from scriba.targets.statements import add_layer, forbid_cached_plans
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -60,14 +61,22 @@ class WriteBuffer:
 
     def flush(self) -> None:
         """Execute everything that is buffered. After an error the transaction can only be rolled back."""
+        script = Script(self._connection)
+        self.hand_over(script)
+        with transaction.mark_for_rollback_on_error(using=self._alias):
+            script.run()
+
+    def hand_over(self, script: Script) -> None:
+        """Let `script` execute everything that is buffered, as :meth:`flush` does, together with what follows."""
         self._shapes = {}
         if not self._layers:
             return
-        layers = self._layers.drain()
-        with transaction.mark_for_rollback_on_error(using=self._alias), self._connection.cursor() as cursor:
-            forbid_cached_plans(self._connection, cursor)
-            for layer in layers:
-                self.unmatched += execute_layer(cursor, layer)
+        forbid_cached_plans(self._connection, script)
+        for layer in self._layers.drain():
+            add_layer(script, layer, self._count)
+
+    def _count(self, unmatched: int) -> None:
+        self.unmatched += unmatched
 
     def discard(self) -> None:
         """Forget everything: the transaction was rolled back."""

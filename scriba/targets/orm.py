@@ -26,8 +26,9 @@ from psycopg.pq import TransactionStatus
 from scriba.exceptions import HandlerError
 from scriba.failure import classify, is_consequence, shown_chain, sqlstate_of
 from scriba.letters import find_letter, held_keys, next_parked, resolve_letter, write_letters
-from scriba.positions import applied_position, cursors_of, settle
+from scriba.positions import applied_position, begin_to_settle, cursors_of, settle_the_rest
 from scriba.protocols import Failure, FailureKind, FenceLost, WriteFailed
+from scriba.round_trips import Script, begin
 from scriba.targets.connections import driver_blocks, let_go, make_ready, make_robust, run_hooks, tidy_up
 from scriba.targets.folding import WriteBuffer, check_result
 from scriba.targets.orm_checks import target_checks
@@ -155,10 +156,9 @@ class OrmBatch:
         """The first statement: hold each segment's row against a takeover, if its epoch is still ours."""
         if not fence:
             return
-        epochs = " OR ".join(["(id = %s AND epoch = %s)"] * len(fence))
-        numbers = [number for pair in fence for number in pair]
-        self._cursor.execute(f"SELECT id FROM scriba_segments WHERE {epochs} ORDER BY id FOR KEY SHARE", numbers)
-        if len(self._cursor.fetchall()) != len(fence):
+        epochs = " OR ".join(f"(id = {segment:d} AND epoch = {epoch:d})" for segment, epoch in fence)
+        query = f"SELECT id FROM scriba_segments WHERE {epochs} ORDER BY id FOR KEY SHARE"
+        if begin(self._connection, query) != len(fence):
             raise FenceLost
 
     @contextmanager
@@ -196,9 +196,13 @@ class OrmBatch:
 
     def _before_first_statement(self) -> None:
         """Execute what earlier events declared, then set a savepoint: what follows can be undone by itself."""
-        self._buffer.flush()
-        release = f"RELEASE SAVEPOINT {_ATTEMPT}; " if self._attempt_is_open else ""
-        self._execute(f"{release}SAVEPOINT {_ATTEMPT}")
+        script = Script(self._connection)
+        self._buffer.hand_over(script)
+        if self._attempt_is_open:
+            script.add(f"RELEASE SAVEPOINT {_ATTEMPT}")
+        script.add(f"SAVEPOINT {_ATTEMPT}")
+        with transaction.mark_for_rollback_on_error(using=self._connection.alias):
+            script.run()
         self._attempt_is_open = True
 
     def _after_failure(self, error: Exception, hooks: int) -> None:
@@ -353,9 +357,13 @@ class OrmBatch:
             raise WriteFailed(lost, guilty=False) from error  # no verdict: nothing can be tried in here any more
 
     def settle(self, settlement: Settlement) -> int:
-        self._buffer.flush()
+        script = Script(self._connection)
+        self._buffer.hand_over(script)
+        moved = begin_to_settle(script, self._identity, settlement)
+        with transaction.mark_for_rollback_on_error(using=self._connection.alias):
+            script.run()
         settlement.counters.unmatched = self._unmatched + self._buffer.unmatched
-        settle(self._cursor, self._identity, settlement)
+        settle_the_rest(self._cursor, self._identity, settlement, moved)
         write_letters(self._cursor, self._identity, settlement.letters)
         return settlement.counters.unmatched
 

@@ -16,26 +16,27 @@ from scriba.targets.layers import Entry, Form, Op
 from scriba.targets.literals import array_literal
 
 if TYPE_CHECKING:
+    from scriba.round_trips import Script
     from scriba.targets.columns import Column
     from scriba.targets.shapes import Shape
 
-__all__ = ["MAX_BYTES", "execute_layer", "forbid_cached_plans"]
+__all__ = ["MAX_BYTES", "add_layer", "forbid_cached_plans"]
 
 MAX_BYTES: Final = 4_000_000  #: characters of values in one statement; more rows are split, never a single row
 
 
-def forbid_cached_plans(connection: Any, cursor: Any) -> None:
+def forbid_cached_plans(connection: Any, script: Script) -> None:
     """Keep the server from planning these statements for an empty table and keeping the plan.
 
     Only a driver that prepares statements on the server can run into that; Django's default binds on the client.
     """
     options = connection.settings_dict.get("OPTIONS") or {}
     if options.get("server_side_binding") and connection.connection.prepare_threshold is not None:
-        cursor.execute("SET LOCAL plan_cache_mode = force_custom_plan")
+        script.add("SET LOCAL plan_cache_mode = force_custom_plan")
 
 
-def execute_layer(cursor: Any, layer: Sequence[Entry]) -> int:
-    """Write one layer. Return how many declared updates and deletes found no row."""
+def add_layer(script: Script, layer: Sequence[Entry], unmatched: Callable[[int], None]) -> None:
+    """Add the statements that write one layer; `unmatched` is told how many updates and deletes found no row."""
     groups: dict[Form, list[Entry]] = {}
     for entry in layer:
         group = groups.get(entry.form)
@@ -43,18 +44,22 @@ def execute_layer(cursor: Any, layer: Sequence[Entry]) -> int:
             groups[entry.form] = [entry]
         else:
             group.append(entry)
-    return sum(_execute(cursor, form, entries) for form, entries in groups.items())
+    for form, entries in groups.items():
+        _add(script, form, entries, unmatched)
 
 
-def _execute(cursor: Any, form: Form, entries: list[Entry]) -> int:
+def _add(script: Script, form: Form, entries: list[Entry], unmatched: Callable[[int], None]) -> None:
     if form.op in _KEYED and len(entries) > 1:
         entries.sort(key=_key)  # two workers lock shared rows in one order
     parameters = _BINDERS[form.op](entries)
     if len(entries) > 1 and sum(map(len, parameters)) > MAX_BYTES:
         half = len(entries) // 2
-        return _execute(cursor, form, entries[:half]) + _execute(cursor, form, entries[half:])
-    cursor.execute(_statement(form, entries), parameters)
-    return _AFTERWARDS[form.op](cursor, entries)
+        _add(script, form, entries[:half], unmatched)
+        script.run()
+        _add(script, form, entries[half:], unmatched)
+        return
+    afterwards = _AFTERWARDS[form.op]
+    script.add(_statement(form, entries), parameters, lambda cursor: unmatched(afterwards(cursor, entries)))
 
 
 # --- Text -------------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ MUTATIONS = [
     Mutation(
         "the epoch check of a batch",
         "scriba/targets/orm.py",
-        '["(id = %s AND epoch = %s)"]',
-        '["(id = %s AND epoch >= 0 * %s)"]',
+        "AND epoch = {epoch:d})",
+        "AND epoch >= 0 * {epoch:d})",
         "tests/integration/target/test_fence.py::test_a_batch_of_an_older_epoch_writes_nothing",
     ),
     Mutation(

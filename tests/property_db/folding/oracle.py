@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -10,11 +11,12 @@ from django.db import connection, models, transaction
 from django.utils import timezone
 
 from scriba.results import Delete, Insert, Update, Upsert, Write
+from scriba.round_trips import Script
 from scriba.targets.folding import WriteBuffer
 from tests.property_db.folding.app.fields import CallsField
 from tests.property_db.folding.app.models import EPOCH, Defaulting
 
-__all__ = ["Outcome", "assert_equivalent", "folded", "one_by_one"]
+__all__ = ["Outcome", "assert_equivalent", "executed", "folded", "one_by_one"]
 
 Build = Callable[[], Sequence[Write]]  #: makes fresh writes: a batch is never applied twice
 
@@ -88,32 +90,58 @@ def _apply(write: Write) -> int:
 
 def _outcome(run: Callable[[], int], tables: Iterable[type[models.Model]], seeds: Build) -> Outcome:
     CallsField.calls = 0
-    seen = _Statements()
+    seen: list[tuple[str, Any]] = []
     with mock.patch.object(timezone, "now", lambda: EPOCH):
         try:
             with transaction.atomic():
                 _restart_sequences()
                 for seed in seeds():
                     _apply(seed)
-                with connection.execute_wrapper(seen):
+                with executed() as seen:
                     unmatched = run()
                 with connection.cursor() as cursor:
                     cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
                 rows = {model.__name__: _rows(model) for model in tables}
                 transaction.set_rollback(True)
         except Exception as error:  # what it is belongs to the comparison
-            return Outcome({}, 0, error, seen.count)
-    return Outcome(rows, unmatched, None, seen.count)
+            return Outcome({}, 0, error, len(seen))
+    return Outcome(rows, unmatched, None, len(seen))
 
 
-class _Statements:
+class executed:  # noqa: N801 - reads as what it is: with executed() as statements
+    """Lists the statements of folded writes and of the ORM, catalogue look-ups left out, each by itself."""
+
     def __init__(self) -> None:
-        self.count = 0
+        self._seen: list[tuple[str, Any]] = []
 
-    def __call__(self, execute, sql, params, many, context):
-        if "pg_class" not in sql:  # what is asked once per connection
-            self.count += 1
-        return execute(sql, params, many, context)
+    def __enter__(self) -> list[tuple[str, Any]]:
+        add, run, seen = Script.add, Script.run, self._seen
+        in_script = []
+
+        def noting_add(script: Script, sql: str, parameters: Any = None, then: Any = None) -> None:
+            seen.append((sql, parameters))
+            add(script, sql, parameters, then)
+
+        def quiet_run(script: Script) -> None:
+            in_script.append(True)
+            try:
+                run(script)
+            finally:
+                in_script.pop()
+
+        def note(execute: Any, sql: Any, params: Any, many: Any, context: Any) -> Any:
+            if "pg_class" not in sql and not in_script:
+                seen.append((sql, params))
+            return execute(sql, params, many, context)
+
+        self._patches = ExitStack()
+        self._patches.enter_context(mock.patch.object(Script, "add", noting_add))
+        self._patches.enter_context(mock.patch.object(Script, "run", quiet_run))
+        self._patches.enter_context(connection.execute_wrapper(note))
+        return seen
+
+    def __exit__(self, *error: object) -> None:
+        self._patches.close()
 
 
 def _rows(model: type[models.Model]) -> list[tuple[Any, ...]]:

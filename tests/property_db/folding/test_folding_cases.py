@@ -22,7 +22,7 @@ from scriba.targets.shapes import Shape, shape_of
 from tests.property_db.folding.app import models as shapes
 from tests.property_db.folding.app.fields import CallsField
 from tests.property_db.folding.app.models import Author, Book, Checked, Composite, Drawn, Plain, Unique, UuidKey
-from tests.property_db.folding.oracle import assert_equivalent, folded, one_by_one
+from tests.property_db.folding.oracle import assert_equivalent, executed, folded, one_by_one
 
 pytestmark = pytest.mark.django_db
 
@@ -32,17 +32,10 @@ def buffer():
     return WriteBuffer(connection)
 
 
-@pytest.fixture
-def executed():
-    """The statements that were executed, catalogue look-ups left out."""
-    seen: list[str] = []
-
-    def watch(execute, sql, params, many, context):
-        if "pg_class" not in sql:
-            seen.append(sql)
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(watch):
+@pytest.fixture(name="executed")
+def statements_executed():
+    """The statements that were executed, catalogue look-ups left out, with their parameters."""
+    with executed() as seen:
         yield seen
 
 
@@ -169,7 +162,7 @@ def test_a_batch_is_few_statements(buffer, executed):
     add(buffer, *[Delete(Plain, {"id": str(number)}) for number in range(40, 60)])
     assert executed == []
     buffer.flush()
-    assert [statement.split()[0] for statement in executed] == ["INSERT", "UPDATE", "DELETE"]
+    assert [sql.split()[0] for sql, _ in executed] == ["INSERT", "UPDATE", "DELETE"]
     assert buffer.unmatched == 40
 
 
@@ -209,20 +202,13 @@ def test_updates_find_their_rows_by_index(buffer, executed):
     assert buffer.unmatched == 0
 
 
-def test_rows_are_locked_in_the_order_of_their_keys(buffer):
+def test_rows_are_locked_in_the_order_of_their_keys(buffer, executed):
     """Two workers that update the same rows ask for them in one order, so that neither waits for the other for ever."""
-    keys = []
-
-    def watch(execute, sql, params, many, context):
-        keys.append(params[0])
-        return execute(sql, params, many, context)
-
     add(
         buffer, *[Update(Plain, {"id": key}, number=1) for key in "bca"], *[Delete(Plain, {"id": key}) for key in "zxy"]
     )
-    with connection.execute_wrapper(watch):
-        buffer.flush()
-    assert keys == ['{"a","b","c"}', '{"x","y","z"}']
+    buffer.flush()
+    assert [parameters[0] for _, parameters in executed] == ['{"a","b","c"}', '{"x","y","z"}']
 
 
 def test_server_side_plans_are_made_for_each_statement(buffer, executed, monkeypatch):
@@ -231,7 +217,7 @@ def test_server_side_plans_are_made_for_each_statement(buffer, executed, monkeyp
     monkeypatch.setattr(connections["default"].connection, "prepare_threshold", 0)
     add(buffer, Update(Plain, {"id": "a"}, number=1))
     buffer.flush()
-    assert executed[0] == "SET LOCAL plan_cache_mode = force_custom_plan"
+    assert executed[0][0] == "SET LOCAL plan_cache_mode = force_custom_plan"
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL plan_cache_mode = auto")  # the test's own transaction goes on
 
