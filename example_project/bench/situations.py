@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from example_project.bench.workload import ADDED, EVENTS, Mix
 from scriba import EventMeta, projection, start_projection
 from scriba.engine.collector import spared_collector
 from scriba.protocols import Identity, Shard
-from scriba.sources import TableSource, notify_appended
+from scriba.sources import TableSource
 
 __all__ = ["SITUATIONS"]
 
@@ -92,11 +93,16 @@ def _tail(rate: int, count: int) -> Cost:
 
 
 def _append_one(number: int) -> int:
-    with transaction.atomic():
-        event = _event(number)
-        event.save()
-        notify_appended(BenchEvent)
-    return int(event.pk)
+    """Append one event and notify, in one statement and transaction: who appends shall not take the machine."""
+    event = _event(number)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"WITH appended AS (INSERT INTO {EVENTS} (stream_id, type, data) VALUES (%s, %s, %s) RETURNING id)"
+            " SELECT id, pg_notify(%s, '') FROM appended",
+            [event.stream_id, event.type, json.dumps(event.data), TableSource(BenchEvent).channel()],
+        )
+        (position, _) = cursor.fetchone()
+    return int(position)
 
 
 def _event(number: int) -> BenchEvent:
