@@ -35,22 +35,29 @@ def cursors_of(cursor: CursorWrapper, identity: Identity, keys: Sequence[str]) -
 
 
 class Moved:
-    """What the first statement of a settlement found: cursors that it moved, and whether the lane has counters."""
+    """What the first statements of a settlement found: cursors that they moved, and whether the lane has counters."""
 
     def __init__(self) -> None:
         self.cursors = 0
         self.has_counters = True
 
     def read(self, cursor: CursorWrapper) -> None:
-        self.cursors, counters = cursor.fetchone() or (0, 0)
-        self.has_counters = bool(counters)
+        self.cursors = cursor.rowcount
+
+    def read_counters(self, cursor: CursorWrapper) -> None:
+        self.has_counters = cursor.rowcount > 0
 
 
 def begin_to_settle(script: Script, identity: Identity, settlement: Settlement) -> Moved:
     """Let `script` move every cursor that is there, and count the batch's events; follow with :func:`settle_the_rest`."""
     moved = Moved()
-    if settlement.moves or any(_counted(settlement).values()):
-        script.add(_MOVE, _parameters(identity, settlement), moved.read)
+    named, moves = _named(identity), settlement.moves
+    if len(moves) == 1:
+        script.add(_MOVE_ONE, named | moves[0]._asdict() | {"key": storable_key(moves[0].key)}, moved.read)
+    elif moves:
+        script.add(_MOVE, named | _arrays(moves), moved.read)
+    if any(_counted(settlement).values()):
+        script.add(_COUNT, _counters(settlement), moved.read_counters)
     return moved
 
 
@@ -62,19 +69,18 @@ def settle_the_rest(cursor: CursorWrapper, identity: Identity, settlement: Settl
     """
     moves = settlement.moves
     if moved.cursors != len(moves):
-        cursor.execute(_ADD, _parameters(identity, settlement))
+        cursor.execute(_ADD, _named(identity) | _arrays(moves))
         written = moved.cursors + cursor.rowcount
         if written != len(moves):
             raise CursorRefused(f"{len(moves) - written} of {len(moves)} cursors stand elsewhere")
     if not moved.has_counters:
-        cursor.execute(_OPEN, _parameters(identity, settlement))
+        cursor.execute(_OPEN, _counters(settlement))
     elif settlement.counters.unmatched:
-        cursor.execute(_COUNT_UNMATCHED, _parameters(identity, settlement))
+        cursor.execute(_COUNT_UNMATCHED, _counters(settlement))
 
 
-def _parameters(identity: Identity, settlement: Settlement) -> dict[str, Any]:
-    place = {"segment": settlement.segment, "lane": settlement.lane}
-    return _named(identity) | _arrays(settlement.moves) | _counted(settlement) | place
+def _counters(settlement: Settlement) -> dict[str, int]:
+    return _counted(settlement) | {"segment": settlement.segment, "lane": settlement.lane}
 
 
 def _counted(settlement: Settlement) -> dict[str, int]:
@@ -140,27 +146,33 @@ SELECT stream_id, position FROM scriba_positions
 WHERE projection_name = %(name)s AND projection_version = %(version)s AND stream_id = ANY(%(keys)s::text[])
 """
 
-#: `moved` waits for its rows in the order of the arrays. Saying the keys twice keeps the look-ups on the index, also when
-#: the table has grown a millionfold since its last ANALYZE.
+#: Waits for its rows in the order of the arrays. Saying the keys twice keeps the look-ups on the index, also when the
+#: table has grown a millionfold since its last ANALYZE.
 _MOVE: Final = """
 WITH given AS MATERIALIZED (
   SELECT * FROM unnest(%(keys)s::text[], %(firsts)s::bigint[], %(lasts)s::bigint[], %(applieds)s::bigint[])
     AS given (key, first, last, applied)
-), moved AS (
-  UPDATE scriba_positions AS known
-  SET position = given.last, applied_position = GREATEST(known.applied_position, given.applied), updated_at = now()
-  FROM given
-  WHERE known.projection_name = %(name)s AND known.projection_version = %(version)s
-    AND known.stream_id = given.key AND known.stream_id = ANY(%(keys)s::text[]) AND known.position < given.first
-  RETURNING 1
-), counted AS (
-  UPDATE scriba_lanes
-  SET applied = applied + %(applied)s, skipped = skipped + %(skipped)s,
-      dead_lettered = dead_lettered + %(dead_lettered)s, deduplicated = deduplicated + %(deduplicated)s
-  WHERE segment_id = %(segment)s AND lane = %(lane)s
-  RETURNING 1
 )
-SELECT (SELECT count(*) FROM moved), (SELECT count(*) FROM counted)
+UPDATE scriba_positions AS known
+SET position = given.last, applied_position = GREATEST(known.applied_position, given.applied), updated_at = now()
+FROM given
+WHERE known.projection_name = %(name)s AND known.projection_version = %(version)s
+  AND known.stream_id = given.key AND known.stream_id = ANY(%(keys)s::text[]) AND known.position < given.first
+"""
+
+#: The same for one key, which the server plans in a fifth of the time: what an event costs that comes alone.
+_MOVE_ONE: Final = """
+UPDATE scriba_positions
+SET position = %(last)s, applied_position = GREATEST(applied_position, %(applied)s), updated_at = now()
+WHERE projection_name = %(name)s AND projection_version = %(version)s
+  AND stream_id = %(key)s AND position < %(first)s
+"""
+
+_COUNT: Final = """
+UPDATE scriba_lanes
+SET applied = applied + %(applied)s, skipped = skipped + %(skipped)s,
+    dead_lettered = dead_lettered + %(dead_lettered)s, deduplicated = deduplicated + %(deduplicated)s
+WHERE segment_id = %(segment)s AND lane = %(lane)s
 """
 
 #: After `_MOVE`: a cursor that it moved, or that stands elsewhere, is in the way here, and not counted.

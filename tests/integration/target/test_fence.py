@@ -97,7 +97,7 @@ def test_an_epoch_raised_meanwhile_is_met_by_the_next_batch(desk: Desk) -> None:
 
 
 def test_a_batch_of_pure_handlers_costs_no_more_round_trips_than_it_must(desk: Desk) -> None:
-    """BEGIN with the fence; one statement per kind of write and one for cursors and counters, together; COMMIT."""
+    """BEGIN with the fence; one statement per kind of write, one for cursors and one for counters, together; COMMIT."""
     with desk.batch() as batch:  # the connection, and what is learned once about a model
         batch.add([row("warm")])
         desk.settle(batch, CursorMove("s", 1, 1, 1), applied=1)
@@ -112,7 +112,7 @@ def test_a_batch_of_pure_handlers_costs_no_more_round_trips_than_it_must(desk: D
         ]  # the fence is sent with what Django calls BEGIN
 
     assert begun == "BEGIN"
-    assert [part.split()[0] for part in written.split("; ")] == ["INSERT", "WITH"]
+    assert [part.split()[0] for part in written.split("; ")] == ["INSERT", "UPDATE", "UPDATE"]
     assert len(desk.ids()) == 51
 
 
