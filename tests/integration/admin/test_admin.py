@@ -124,7 +124,7 @@ def test_letters_are_found(query: dict[str, str], found: set[int], admin_client:
 
 
 def test_letters_are_counted_by_status(admin_client: Client) -> None:
-    """"Show counts" of the admin, on the filter of our own."""
+    """ "Show counts" of the admin, on the filter of our own."""
     letter(1)
     letter(2, status="replayed")
 

@@ -130,7 +130,9 @@ def test_behind_a_pooler_nobody_listens_and_wishes_are_followed_by_looking(poole
         ear = listening.BorrowedEar(pooled_alias, "scriba_settled", "noting:1")
         assert ear.is_deaf
         with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+            )
             assert cursor.fetchone() == (0,)
 
 

@@ -46,7 +46,9 @@ def waiting(subscription):
 def ears() -> list[int]:
     return [
         row[0]
-        for row in run("SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%%' AND datname = current_database()")
+        for row in run(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%%' AND datname = current_database()"
+        )
     ]
 
 

@@ -60,9 +60,7 @@ def test_a_takeover_waits_for_a_batch_that_has_passed_its_check(desk: Desk) -> N
 
     with in_thread(take_over) as answer, desk.batch() as batch:
         is_open.set()
-        waiting = (
-            "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%scriba_segments%%UPDATE'"
-        )
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%%scriba_segments%%UPDATE'"
         wait_until(lambda: desk.execute(waiting), what="the takeover to wait")
         batch.add([row("a")])
         desk.settle(batch, CursorMove("s", 1, 1, 1), applied=1)

@@ -134,7 +134,7 @@ def test_workers_that_meet_on_the_same_cursors_never_deadlock(desk: Desk, known:
     with desk.driver() as third:
         third.execute(HOLD[known], [desk.identity.name, keys[20]])
         with in_thread(lambda: work(keys)) as one, in_thread(lambda: work(keys[::-1])) as other:
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%given%%'"
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%%given%%'"
             wait_until(lambda: desk.execute(waiting) == [(2,)], what="both to wait")
             third.rollback()
 
@@ -168,7 +168,7 @@ def test_a_second_settling_of_the_same_events_waits_for_the_first_and_is_refused
     with in_thread(repeat) as answer, desk.batch() as batch:
         desk.settle(batch, move("s", 1, 3), applied=3)
         is_settled.set()
-        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%scriba_positions%%'"
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%%scriba_positions%%'"
         wait_until(lambda: desk.execute(waiting), what="the repeat to wait")
         assert answer == []
 
