@@ -31,6 +31,7 @@ examples:
   bench --contenders raw-5000,scriba-4  only these two
   bench memory --events 1000000
   bench --json > figures.json
+  bench catchup steady --markdown > figures.md
 
 Everything happens in a database of its own, which is made and dropped. A quiet machine gives steadier figures; ratios
 and CPU per event bear a busy one. The exit code says nothing about targets: 1 means that a read model was wrong.
@@ -53,7 +54,9 @@ class Command(BaseCommand):
         parser.add_argument("--contenders", default="", help="of catchup, with commas between; all by default")
         parser.add_argument("--seconds", type=float, default=10.0, help="of steady and writers (default: 10)")
         parser.add_argument("--rows", type=int, default=1_000_000, help="of large-read-model, many-streams, deep-log")
-        parser.add_argument("--json", action="store_true", help="print figures for machines, and progress to stderr")
+        form = parser.add_mutually_exclusive_group()
+        form.add_argument("--json", action="store_true", help="print figures for machines, and progress to stderr")
+        form.add_argument("--markdown", action="store_true", help="print tables for a document")
 
     def handle(self, *_args: Any, scenarios: list[str], **given: Any) -> None:
         for name in scenarios:
@@ -75,8 +78,11 @@ class Command(BaseCommand):
                 json.dumps({"machine": machine, "reports": [_plain(report) for report in reports]}, indent=1)
             )
             return
+        if given["markdown"]:
+            self.stdout.write("\n\n".join([_settings(machine), *map(_in_markdown, reports)]))
+            return
         console = Console(file=self.stdout._out, highlight=False, soft_wrap=True)  # noqa: SLF001 - rich writes there, too
-        console.print(", ".join(f"{name} {value}" for name, value in machine.items()))
+        console.print(_settings(machine))
         for report in reports:
             _show(console, report)
 
@@ -123,6 +129,10 @@ def about() -> dict[str, str]:
     }
 
 
+def _settings(machine: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in machine.items())
+
+
 def _show(console: Console, report: Report) -> None:
     table = Table(
         "contender", "events/s", "range", "Python µs", "PostgreSQL µs", "peak MB", "batch", title=report.scenario
@@ -141,6 +151,28 @@ def _show(console: Console, report: Report) -> None:
         console.print(
             f"{finding.what}: {finding.measured.median:.3g} ({low:.3g} to {high:.3g}); target {finding.target}: {verdict}"
         )
+
+
+def _in_markdown(report: Report) -> str:
+    lines = [
+        f"**{report.scenario}**",
+        "",
+        "| contender | events/s (range) | Python µs per event | PostgreSQL µs per event | peak MB | events per batch |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, costs in report.costs.items():
+        rate = Spread.of([cost.rate for cost in costs])
+        server = f"{_median(costs, 'server_us'):,.1f}" if _seen(costs) else "not visible"
+        batch = f"{Spread.of([cost.extra['batch'] for cost in costs]).median:,.0f}" if "batch" in costs[0].extra else ""
+        lines.append(
+            f"| {name} | {rate.median:,.0f} ({rate.low:,.0f} to {rate.high:,.0f}) | {_median(costs, 'python_us'):,.1f} "
+            f"| {server} | {_median(costs, 'peak_mb'):,.0f} | {batch} |"
+        )
+    lines += ["", "| measured | median (range) | target | |", "|---|---|---|---|"]
+    for what, target, measured, is_met in report.findings:
+        spread = f"{measured.median:.3g} ({measured.low:.3g} to {measured.high:.3g})"
+        lines.append(f"| {what} | {spread} | {target} | {'met' if is_met else 'not met'} |")
+    return "\n".join(lines)
 
 
 def _seen(costs: list[Cost]) -> bool:
