@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Lane", "Routed", "Watermark", "linger_after"]
 
 BATCH_BYTES: Final = 8_000_000  #: payloads of one batch; its handlers' writes are as large as they make them
-MOST_LINGER_S: Final = 0.01
+MOST_LINGER_S: Final = 0.025
 
 
 class Routed(NamedTuple):
