@@ -129,7 +129,7 @@ class _Stage:
             if head is not None:
                 return [Rehearsal(letter, "waits", error=_PARKED_BEHIND.format(letter=head)) for letter in letters]
             held: set[str] = set()  # the keys that an earlier one would still hold
-            with self._writer.batch(()) as batch:
+            with self._writer.batch((), verdict=True) as batch:
                 self._execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
                 for letter in letters:
                     found.append(self._one(batch, letter, held))  # noqa: PERF401 - kept when the next one raises

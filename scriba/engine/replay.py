@@ -85,7 +85,8 @@ class Replayer:
     def _replay(self, letter: int, wish: LetterWish, found: Event | None, subscription: Subscription) -> bool:
         """Run one letter's event through the handler; say whether it is out of the way. A failure stays open."""
         try:
-            with self._writer.batch(self._lease.fence) as batch:
+            # As a verdict pass: there is one event to blame, and no second pass that would find the cause of a failed read.
+            with self._writer.batch(self._lease.fence, verdict=True) as batch:
                 stored = batch.letter(letter)
                 if stored is None or stored.key != wish.key:  # it has moved since the wish was read
                     return False
