@@ -76,10 +76,10 @@ class Lane:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._queue or self._jobs)
+            if linger_s and not self._closed and not self._jobs and len(self._queue) < limit:
+                self._changed.wait_for(lambda: self._closed or bool(self._jobs) or len(self._queue) >= limit, linger_s)
             if self._closed:
                 return None
-            if linger_s and not self._jobs and len(self._queue) < limit:
-                self._changed.wait_for(lambda: self._closed or bool(self._jobs) or len(self._queue) >= limit, linger_s)
             jobs = list(self._jobs)
             self._jobs.clear()
             return jobs, self._front(limit)

@@ -208,4 +208,11 @@ MUTATIONS = [
         "self.has_counters = True",
         "tests/integration/target/test_settling.py::test_counters_add_up_in_the_lanes_row",
     ),
+    Mutation(
+        "a lane that is closed while it lingers",
+        "scriba/engine/lanes.py",
+        "            if self._closed:\n                return None\n",
+        "            if self._closed and not self._queue:\n                return None\n",
+        "tests/unit/engine/test_lanes.py::test_a_lane_that_is_closed_while_its_worker_lingers_hands_nothing_out",
+    ),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -154,3 +155,18 @@ def test_the_watermark_never_passes_an_unsettled_event(routes: list[int], settle
     for number, queue in enumerate(queues):
         lanes[number].settle(len(queue))
     assert watermark.value() == len(routes) - 1
+
+
+def test_a_lane_that_is_closed_while_its_worker_lingers_hands_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is queued was never handled: a stop, a pause or a lost lease ends the wait, it does not begin a batch."""
+    lane = Lane(0, 10)
+    lane.put([item(1)], 0)
+    wait_for = lane._changed.wait_for
+
+    def closing(predicate: Callable[[], object], timeout: float | None = None) -> object:
+        if timeout is not None:
+            lane.close()
+        return wait_for(predicate, timeout)
+
+    monkeypatch.setattr(lane._changed, "wait_for", closing)
+    assert lane.take(5, linger_s=30.0) is None
