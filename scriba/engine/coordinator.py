@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from scriba import signals
@@ -23,7 +24,7 @@ from scriba.engine.partitioner import HASH_NAME
 from scriba.engine.patience import Patience
 from scriba.engine.pipeline import Halt
 from scriba.engine.reporting import Reporter
-from scriba.engine.states import Outcome, Snapshot, step
+from scriba.engine.states import Listen, Outcome, Snapshot, step
 from scriba.engine.telemetry import send
 from scriba.engine.term import Term, narrowed
 from scriba.exceptions import ConfigurationError
@@ -40,12 +41,8 @@ __all__ = ["Coordinator", "Listen", "Outcome", "Snapshot", "narrowed"]
 logger = logging.getLogger("scriba")
 
 WISH_EVERY_S: Final = 0.4  #: how often the wish is read when no notice comes: followed within a second
-CALM_AFTER_S: Final = 60.0  #: a term that lived so long ended by accident, not in a loop
 WISHES_AT_ONCE: Final = 1_000  #: wishes on letters handed to the lanes at one look
 STANDBY_EVERY_S: Final = 0.4  #: a standby looks so often whether the owner has gone, when no notice comes
-
-#: Lets a function be called whenever somebody wishes something of the projection; returns what ends that.
-Listen = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class Coordinator:
@@ -88,7 +85,6 @@ class Coordinator:
         self._patience = Patience(self._identity, may_pass, self._say, self._stopping)
         self._wish_read_at = 0.0
         self._was_started = False
-        self._restarts = 0
         self._term_began = 0.0
         self._busy_until = 0.0
         self._untold: Halt | None = None
@@ -124,10 +120,16 @@ class Coordinator:
 
     def run(self) -> None:
         """Own the projection whenever it can be had, until told to stop. The thread's whole life."""
-        self._ledger = self._open_ledger()
-        self._become(Status.INITIALIZING)
-        stop_listening = self._listen(self.look)
+        with ExitStack() as leaving:  # whatever fails, the first one is done: who waits for our end would wait for ever
+            leaving.callback(self._end)
+            self._live(leaving)
+
+    def _live(self, leaving: ExitStack) -> None:
         try:
+            self._ledger = self._open_ledger()
+            leaving.callback(self._ledger.close)
+            self._become(Status.INITIALIZING)
+            leaving.callback(self._listen(self.look))
             while self.outcome is None and not self._stopping.is_set():
                 try:
                     self._patience.guard(self._once)
@@ -141,14 +143,13 @@ class Coordinator:
             self.outcome = Outcome(1, f"{type(error).__qualname__}: {error}")
             logger.exception("%s: the coordinator failed", self._identity, extra=about(self._identity))
             raise
-        finally:
-            stop_listening()
-            self._ledger.close()
-            halted = self._status is Status.HALTED
-            self.outcome = self.outcome or Outcome(1 if halted else 0, self._reason if halted else "")
-            self._become(Status.NOT_RUNNING)
-            self.ended.set()
-            self.changed()
+
+    def _end(self) -> None:
+        halted = self._status is Status.HALTED
+        self.outcome = self.outcome or Outcome(1 if halted else 0, self._reason if halted else "")
+        self._become(Status.NOT_RUNNING)
+        self.ended.set()
+        self.changed()
 
     def _once(self) -> None:
         """One try to own the projection, and everything that follows while it lasts."""
@@ -163,18 +164,21 @@ class Coordinator:
         self._keeper = keeper = LeaseKeeper(
             self._open_ledger, claim, self._settings.lease_s, self._progress, self._lease_lost, identity=self._identity
         )
-        keeper.start()
         try:
+            keeper.start()
             self._own()
         except FenceLost:
             self._lost.set()
             raise
         finally:
-            clean = self._end_term()
-            keeper.stop()
+            clean = False
+            try:
+                clean = self._end_term()
+            finally:  # a keeper left behind would keep everybody else away for as long as the process lives
+                keeper.stop()
+                self._keeper = None
             if clean and not self._lost.is_set():
                 self._patience.guard_exit(lambda: self._ledger.release(keeper.lease))
-            self._keeper = None
 
     def _own(self) -> None:
         """Follow the wish while the lease is ours. Returns when told to stop; raises FenceLost when it is not."""
@@ -182,7 +186,7 @@ class Coordinator:
         self._wish_read_at = 0.0
         while not self._stopping.is_set():
             if self._lost.is_set():
-                raise FenceLost
+                raise (self._keeper and self._keeper.error) or FenceLost
             self._patience.guard(self._turn)
             if self.outcome is not None:
                 return
@@ -204,7 +208,6 @@ class Coordinator:
             self._leave_when_done()
 
     def _wait_for_news(self, seconds: float) -> None:
-        """Wait until something happens here or somebody wishes something, at most `seconds`."""
         self._tick.wait(seconds)
         self._tick.clear()
 
@@ -223,7 +226,7 @@ class Coordinator:
         elif orders.wish is Wish.STOPPED:
             if self._term is not None:
                 self._become(Status.DRAINING)
-                self._end_term()
+                self._fence_off(drained=self._end_term())
             self._reason = "stopped on request; start it to go on"
             self._become(Status.STOPPED)
         elif orders.wish is Wish.PAUSED:
@@ -280,10 +283,6 @@ class Coordinator:
         )
         self._reporter.begin(self._term, resume.watermark)
         self._term.start()
-        send(
-            signals.cache_initialized, self._identity, wiped_count=0, preloaded_count=0,
-            source="postgres" if resume.watermark is not None else "empty",
-        )  # fmt: skip
 
     def _look_after_term(self) -> None:
         """Act on the error that ended a thread of the term, if one did."""
@@ -291,23 +290,25 @@ class Coordinator:
         if term is None or term.error is None:
             return
         error = term.error
-        self._end_term()
+        drained = self._end_term()
         if isinstance(error, FenceLost):
             raise error
         if isinstance(error, Halt):
-            self._record_halt(error)
-        elif isinstance(error, SourceBusy):
+            self._record_halt(error)  # raises the epoch by itself
+            return
+        if isinstance(error, SourceBusy):
             self._reason = f"standby: {error}"
             self._become(Status.STANDBY)
             self._reporter.standby(error.retry_in_s, error.holder)
             self._busy_until = time.monotonic() + error.retry_in_s
         else:
-            extra = about(self._identity)
-            logger.error(
-                "%s: a thread ended with an error; starting again", self._identity, extra=extra, exc_info=error
-            )
-            self._restarts = 0 if time.monotonic() - self._term_began > CALM_AFTER_S else self._restarts + 1
-            self._patience.back_off(f"restarting after {type(error).__qualname__}: {error}", self._restarts)
+            self._patience.restart_after(error, time.monotonic() - self._term_began)
+        self._fence_off(drained=drained)
+
+    def _fence_off(self, *, drained: bool) -> None:
+        """A handler that did not come back may not commit beside a later term: take the segment again, under another epoch."""
+        if not drained and not self._stopping.is_set():
+            raise FenceLost
 
     def _record_halt(self, halt: Halt) -> None:
         """The lanes are quiet: record the halt and raise the epoch, so that nothing commits after it."""

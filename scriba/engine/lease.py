@@ -65,6 +65,7 @@ class LeaseKeeper:
         self._stopped = False
         self._is_lost = False
         self._has_news = False
+        self.error: Exception | None = None  #: why no heartbeat will ever get through
         self._changed = threading.Condition()
         self._threads = [
             threading.Thread(target=work, name=f"scriba {identity} {role}", daemon=True)
@@ -120,6 +121,7 @@ class LeaseKeeper:
             if ledger.transient(error):
                 return self._failed(error)
             logger.exception("%s: the heartbeat failed for good", self._identity, extra=about(self._identity))
+            self.error = error
             self._lose("the heartbeat failed for good")
             return None
         if held:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from scriba.engine.pipeline import BACKOFF_S
 from scriba.exceptions import ConfigurationError
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Patience"]
 
 logger = logging.getLogger("scriba")
+
+CALM_AFTER_S: Final = 60.0  #: what lived so long ended by accident, not in a loop
 
 
 class Patience:
@@ -40,6 +42,7 @@ class Patience:
         self._say = say
         self._stopping = stopping
         self._failures = 0
+        self._restarts = 0
 
     def guard(self, work: Callable[[], None]) -> None:
         """Do `work`; an outage of the database is waited for, everything else is raised."""
@@ -63,6 +66,17 @@ class Patience:
             if not self._may_pass(error):
                 raise
             logger.warning("%s: leaving without the database: %s", self._identity, error, extra=about(self._identity))
+
+    def restart_after(self, error: BaseException, lived_s: float) -> None:
+        """Wait before what `error` ended after `lived_s` seconds is begun again."""
+        logger.error(
+            "%s: a thread ended with an error; starting again",
+            self._identity,
+            extra=about(self._identity),
+            exc_info=error,
+        )
+        self._restarts = 0 if lived_s > CALM_AFTER_S else self._restarts + 1
+        self.back_off(f"restarting after {type(error).__qualname__}: {error}", self._restarts)
 
     def back_off(self, reason: str, failures: int) -> None:
         """Wait, the longer the more `failures` there were in a row."""

@@ -60,6 +60,10 @@ class Reporter:
         self.saved = watermark
         self._rate = _Rate()
         term.tells_all = self._is_waited_for
+        send(
+            signals.cache_initialized, self._identity, wiped_count=0, preloaded_count=0,
+            source="postgres" if watermark is not None else "empty",
+        )  # fmt: skip
 
     def waited_for(self, term: Term | None, *, is_so: bool) -> None:
         """Learn whether somebody waits for an event. The first announcement is the answer that it is known.

@@ -104,8 +104,8 @@ class Fleet:
         listen = _listen if open_ledger is None else None  # a ledger of another kind has no channel
         self._projections = list(projections)
         self._changed = threading.Event()
-        self._stops = 0
         self._requested = 0
+        self._answered = 0
         owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self.coordinators = [
             Coordinator(
@@ -151,17 +151,17 @@ class Fleet:
         """
         self._requested += 1
 
-    def stop(self) -> None:
-        """Drain all; called again, hurry."""
-        self._stops += 1
+    def stop(self, *, hurry: bool = False) -> None:
+        """Drain all; with `hurry`, leave without waiting for handlers. Idempotent."""
         for coordinator in self.coordinators:
-            coordinator.stop(hurry=self._stops > 1)
+            coordinator.stop(hurry=hurry)
         self._changed.set()
 
     def wait(self, timeout: float | None) -> bool:
         """Wait at most `timeout` seconds for the end of all (None: for ever); say whether it has come."""
-        while self._stops < self._requested:
-            self.stop()
+        while self._answered < self._requested:
+            self._answered += 1
+            self.stop(hurry=self._answered > 1)
         if self.has_ended:
             return True
         if timeout is None:

@@ -6,6 +6,7 @@ which only a human leaves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from scriba.protocols import Status
@@ -13,7 +14,10 @@ from scriba.protocols import Status
 if TYPE_CHECKING:
     from scriba.protocols import Identity
 
-__all__ = ["TRANSITIONS", "Outcome", "Snapshot", "step"]
+__all__ = ["TRANSITIONS", "Listen", "Outcome", "Snapshot", "step"]
+
+#: Lets a function be called whenever somebody wishes something of the projection; returns what ends that.
+Listen = Callable[[Callable[[], None]], Callable[[], None]]
 
 _LIVE: Final = frozenset(set(Status) - {Status.NOT_RUNNING})
 TRANSITIONS: Final = {

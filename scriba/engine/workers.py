@@ -27,8 +27,8 @@ class Crew:
     def start(self, role: str, work: Callable[[], None]) -> None:
         """Run `work` in a thread named after the projection and its role."""
         thread = threading.Thread(target=self._run, args=(work,), name=f"scriba {self._name} {role}", daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)  # only then: one that could not be started cannot be waited for
 
     def join(self, timeout: float) -> list[str]:
         """Wait at most `timeout` seconds for all threads; return the names of those that are late."""

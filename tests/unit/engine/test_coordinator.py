@@ -11,6 +11,7 @@ import pytest
 
 from scriba import signals
 from scriba.engine.coordinator import Coordinator
+from scriba.engine.runner import _quietly
 from scriba.event import Event
 from scriba.protocols import FailureKind, Orders, Status, Wish
 from scriba.results import Insert, Skip
@@ -252,6 +253,93 @@ def test_a_process_told_to_leave_shows_that_it_drains() -> None:
         release.set()
 
     assert len(target.log) == 1
+
+
+@pytest.mark.case("D5")
+def test_a_handler_late_after_a_stop_wish_commits_nothing_any_more() -> None:
+    """*Stopped* is a promise: what did not come back in time is refused, and a start handles its event afresh."""
+    begun, release = threading.Event(), threading.Event()
+    calls: list[int] = []
+
+    def handler(data: Any, meta: Any) -> Insert:
+        calls.append(meta.position)
+        if len(calls) == 1:
+            begun.set()
+            assert release.wait(20)
+        return insert_position(data, meta)
+
+    source, target, state = memory_world(*streams(1))
+    projection = make_projection(handler, source, target, parallelism=1)
+    with Running(projection, state, settings=replace(FAST, drain_timeout_s=0.1)) as coordinator:
+        assert begun.wait(10)
+        straggler = next(
+            thread for thread in threading.enumerate() if thread.name == f"scriba {projection.identity} lane-0"
+        )
+        epoch = state.epoch
+        state.orders = Orders(Wish.STOPPED)
+        wait_until(lambda: coordinator.snapshot().status is Status.STOPPED, what="stopped")
+        assert state.epoch > epoch
+        release.set()
+        straggler.join(10)
+        assert not target.log
+        state.orders = Orders(Wish.RUNNING)
+        wait_until(lambda: state.resume.watermark == 1, what="the event, handled afresh")
+
+    assert len(target.log) == 1
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("where", ["leave", "lane", "lease-watch", "listen"])
+def test_whatever_fails_a_coordinator_ends_and_holds_no_lease(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """A process that runs other projections lives on: it must neither wait for this one nor keep its segment."""
+    source, target, state = memory_world(*streams(3))
+    projection = make_projection(insert_position, source, target)
+    start = threading.Thread.start
+
+    def no_more(thread: threading.Thread) -> None:
+        if f"{projection.identity} {where}" in thread.name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no way")
+
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    if where == "leave":
+        monkeypatch.setattr("scriba.engine.reader.Reader.leave", broken)
+    running = Running(projection, state, **({"listen": broken} if where == "listen" else {}))
+    coordinator = running.coordinator
+    running.thread = threading.Thread(target=_quietly(coordinator.run, projection.identity), daemon=True)
+    with running:
+        if where == "leave":
+            wait_until(lambda: len(target.log) == 3, what="all events")
+            coordinator.stop()
+        assert coordinator.ended.wait(10)
+
+    assert coordinator.outcome is not None
+    assert coordinator.outcome.code == 1
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith(f"scriba {projection.identity} ")]
+
+
+def test_a_heartbeat_that_can_never_get_through_ends_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking the segment again would only fail again, at once and for ever: the error is raised instead."""
+    monkeypatch.setattr(MemoryLedger, "heartbeat", _forbidden)
+    source, target, state = memory_world(*streams(3))
+    running = Running(make_projection(insert_position, source, target), state)
+    coordinator = running.coordinator
+    running.thread = threading.Thread(target=_quietly(coordinator.run, coordinator.projection.identity), daemon=True)
+    with running:
+        assert coordinator.ended.wait(10)
+
+    assert coordinator.outcome is not None
+    assert coordinator.outcome.code == 1
+    assert "permission denied" in coordinator.outcome.reason
+    assert state.epoch == 1
+
+
+def _forbidden(*_: Any) -> bool:
+    raise RuntimeError("permission denied for table scriba_segments")
 
 
 def test_a_source_that_cannot_be_read_correctly_halts() -> None:
