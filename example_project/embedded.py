@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from example_project.disguise import Disguise
@@ -74,7 +74,8 @@ class EmbeddedPostgres:
             pid = self.pid
             if pid is None:
                 return False
-            os.kill(pid, signal.SIGINT)
+            with suppress(ProcessLookupError):  # it may end between two looks, here and below
+                os.kill(pid, signal.SIGINT)
             self._wait(lambda: self.pid is None, "stop")
             return True
 
@@ -91,7 +92,8 @@ class EmbeddedPostgres:
             return
         processes = [pid, *_children(pid)]
         for process in processes:
-            os.kill(process, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         self._wait(lambda: not any(_is_alive(process) for process in processes), "die")
 
     def is_running(self) -> bool:

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import cases
+from tests.support import cases, leftovers
 from tests.support.processes import database_url
 
 _numbers = itertools.count(1)
@@ -42,6 +42,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="slow: runs with SCRIBA_SLOW=1, in CI's full pass"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    yield  # its fixtures are gone
+    leftovers.check(item)
 
 
 PROOFS = pytest.StashKey[list[str]]()

@@ -16,11 +16,10 @@ from scriba.connection import OwnConnection
 from scriba.protocols import Identity, Shard
 from scriba.sources.commanded_subscription import CommandedSubscription
 from tests.support.commanded import Store, source_of
+from tests.support.leftovers import forget
 from tests.support.world import World
 
 _numbers = itertools.count(1)
-
-SCRIBA_TABLES = ("scriba_positions", "scriba_dead_letters", "scriba_projections", "scriba_segments")
 
 MakeStore = Callable[..., Store]
 Subscribe = Callable[..., CommandedSubscription]
@@ -95,12 +94,6 @@ def world(db: None, scratch_name: str) -> Iterator[World]:
     """
     yield World(scratch_name)
     rows = OwnConnection("default")
-    rows.rows(
-        "DELETE FROM scriba_lanes USING scriba_segments AS segment "
-        "WHERE segment.id = segment_id AND segment.projection_name = %s",
-        [scratch_name],
-    )
-    for table in SCRIBA_TABLES:
-        rows.rows(f"DELETE FROM {table} WHERE projection_name = %s", [scratch_name])
+    forget(scratch_name, rows.rows)
     rows.rows("DELETE FROM testapp_applied WHERE projection = %s", [scratch_name])
     rows.close()

@@ -187,7 +187,8 @@ def test_a_lost_connection_is_transient_and_reading_goes_on_after_it(store: Any,
     subscription = subscribe(store)
     page = subscription.fetch(2, 0.0)
     store.run(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE %s", ("scriba%reader",)
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE %s AND datname = current_database()",
+        ("scriba%reader",),
     )
 
     with pytest.raises(psycopg.OperationalError) as caught:

@@ -36,7 +36,7 @@ def ears() -> list[int]:
     """The backends that have said LISTEN last."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%' AND datname = current_database() "
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%' "
             "AND pid <> pg_backend_pid()"
         )
         return [pid for (pid,) in cursor.fetchall()]

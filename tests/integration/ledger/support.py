@@ -17,6 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from scriba.connection import OwnConnection
 from scriba.ledger import PgLedger
 from scriba.protocols import Identity, Lease, Progress, Recorded, Status
+from tests.support.leftovers import forget
 from tests.support.proxy import Proxy
 
 USING = "default"
@@ -84,16 +85,9 @@ class Desk:
         return dict(self.rows.rows(sql, self.identity))
 
     def close(self) -> None:
-        name = [self.identity.name]
         for worker in reversed(self._closing[1:]):
             worker()
-        self.rows.rows(
-            "DELETE FROM scriba_lanes USING scriba_segments AS segment "
-            "WHERE segment_id = segment.id AND segment.projection_name = %s",
-            name,
-        )
-        for table in ("scriba_segments", "scriba_positions", "scriba_dead_letters", "scriba_projections"):
-            self.rows.rows(f"DELETE FROM {table} WHERE projection_name = %s", name)
+        forget(self.identity.name, self.rows.rows)
         self.rows.close()
 
 

@@ -46,9 +46,7 @@ def waiting(subscription):
 def ears() -> list[int]:
     return [
         row[0]
-        for row in run(
-            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%%' AND datname = current_database()"
-        )
+        for row in run("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%%'")
     ]
 
 

@@ -19,6 +19,7 @@ from scriba.protocols import Counters, CursorMove, Identity, Letter, Settlement
 from scriba.results import Fail, Insert
 from scriba.targets import OrmTarget
 from scriba.targets.orm import OrmBatch, OrmWriter
+from tests.support.leftovers import forget
 from tests.support.processes import database_url
 from tests.testapp.models import Applied, Child, Counter, Parent, Row
 
@@ -105,9 +106,7 @@ class Desk:
         self.execute("SET lock_timeout = '5s'")  # a transaction that a failing test has left open
         for model in _READ_MODELS:
             self.execute(f"DELETE FROM {model._meta.db_table}")
-        self.execute("DELETE FROM scriba_lanes WHERE segment_id = %s", self.segment)
-        for table in ("scriba_segments", "scriba_positions", "scriba_dead_letters"):
-            self.execute(f"DELETE FROM {table} WHERE projection_name = %s", self.identity.name)
+        forget(self.identity.name, self.rows.rows)
         self.rows.close()
 
 

@@ -14,6 +14,7 @@ from django.db import connection
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.leftovers import forget
 from tests.support.profiles import runs
 from tests.support.waiting import wait_until
 from tests.support.world import World
@@ -139,12 +140,8 @@ def _owner(world: World) -> tuple[int, bool]:
 
 def _forget(world: World, refusals: dict[int, str]) -> None:
     """Isolate by emptying what this projection wrote, not by flushing the database for each example."""
-    name = world.name
     with connection.cursor() as cursor:
-        for table in ("scriba_positions", "scriba_dead_letters", "scriba_projections"):
-            cursor.execute(f"DELETE FROM {table} WHERE projection_name = %s", [name])
-        cursor.execute("DELETE FROM scriba_lanes")
-        cursor.execute("DELETE FROM scriba_segments WHERE projection_name = %s", [name])
+        forget(world.name, cursor.execute)
         cursor.execute("TRUNCATE testapp_event, testapp_applied, fault")
         cursor.execute("ALTER SEQUENCE fault_seq RESTART")
         for at, code in refusals.items():
