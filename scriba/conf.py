@@ -20,8 +20,8 @@ class Settings:
 
     lease_s: float = 15.0  #: how long an owner may be silent before another process takes over
     drain_timeout_s: float = 30.0  #: how long SIGTERM waits for handlers that are still running
-    busy_poll_s: float = 0.01  #: longest wait between two looks at the source while events flow
-    idle_poll_s: float = 0.25  #: the same while nothing comes
+    busy_poll_s: float = 0.02  #: from one look at the source to the next while events flow, unless a notice comes
+    idle_poll_s: float = 0.25  #: the same when none has come for a second
     max_bytes_in_flight: int = 64_000_000  #: payload bytes read but not settled, per projection
     max_letter_bytes: int = 256_000  #: a dead letter's payload beyond this is cut, with a mark
     redact: Callable[[str, Any], Any] | None = None  #: (event type, data) -> what a dead letter may store

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 from django.db import connection, transaction
 
@@ -200,6 +200,10 @@ def _read(after: int, pages: int) -> Cost:
 # --- writers --------------------------------------------------------------------------------------------
 
 
+WRITERS: Final = 8
+PAUSE_S: Final = 0.01  #: of a writer between two transactions: the rest of its request
+
+
 def writers(options: Options) -> Report:
     """What those who append lose while a projection tails the table by polling."""
     costs: dict[str, list[Cost]] = {"alone": [], "tailed": []}
@@ -215,7 +219,7 @@ def writers(options: Options) -> Report:
 
 
 def _busily(seconds: float, is_tailed: bool) -> Cost:  # noqa: FBT001 - one of two runs
-    """Append from two processes; the costs of this process are those of the projection alone."""
+    """Append from several processes; the costs of this process are those of the projection alone."""
     if not is_tailed:
         return _appended(seconds)
     made = projection("bench", source=TableSource(BenchEvent), parallelism=4, models=[BenchRow])(contenders.declared)
@@ -229,7 +233,7 @@ def _busily(seconds: float, is_tailed: bool) -> Cost:  # noqa: FBT001 - one of t
 
 def _appended(seconds: float) -> Cost:
     meter = Meter()
-    waiting: list[Callable[[], Any]] = [start_child(_append_for, seconds) for _ in range(2)]
+    waiting: list[Callable[[], Any]] = [start_child(_append_for, seconds) for _ in range(WRITERS)]
     counts = [wait() for wait in waiting]
     return meter.cost(sum(counts))._replace(elapsed_s=seconds)
 
@@ -239,6 +243,7 @@ def _append_for(seconds: float) -> int:
     while time.monotonic() < until:
         _event(number).save()
         number += 1
+        time.sleep(PAUSE_S)
     return number
 
 

@@ -100,6 +100,9 @@ class Subscription(Protocol):
     def fetch(self, limit: int, timeout: float) -> Page:
         """Return at most `limit` events; when there is nothing new, wait up to `timeout` seconds for a hint.
 
+        A source that polls keeps `timeout` from a look that found the end to the next one: under a steady trickle it
+        would otherwise look again at once, each time for next to nothing.
+
         How far the very first page has scanned is remembered as the projection's start: a source that does not know
         yet where *current* is returns none, but waits, or raises what `transient` accepts.
 

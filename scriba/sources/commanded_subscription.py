@@ -73,6 +73,7 @@ class CommandedSubscription:
         self._ear: Ear | None = None
         self._rows = FIRST_ROWS
         self._looked_at = 0.0
+        self._drained_at: float | None = None  #: when the last look was, if it found the end
         self._complained = False
         self._connection = source.connector.connect(identity, "reader")
         try:
@@ -107,11 +108,16 @@ class CommandedSubscription:
     # --- protocol -----------------------------------------------------------------------------------------
 
     def fetch(self, limit: int, timeout: float) -> Page:
-        """See :class:`~scriba.protocols.Subscription`. Raises SourceBusy while somebody else holds the lock."""
+        """See :class:`~scriba.protocols.Subscription`. Raises SourceBusy while somebody else holds the lock.
+
+        After a look that has found the end, the next one comes `timeout` later, or when a notice does.
+        """
         self._watch()
-        page = self._page(limit)
-        if page.events or not page.caught_up or not self._hint.wait(timeout):
-            return page
+        if self._drained_at is None:
+            page = self._page(limit)
+            if page.events or self._drained_at is None:
+                return page
+        self._hint.wait(self._drained_at + timeout - time.monotonic())
         # Cleared before the look, never before the wait: a hint that came in between must not be lost.
         self._hint.clear()
         return self._page(limit)
@@ -196,6 +202,7 @@ class CommandedSubscription:
     def _page(self, limit: int) -> Page:
         stream = self._find_stream()
         if stream is None or stream.is_deleted:
+            self._drained_at = time.monotonic()
             return Page([], self._cursor, caught_up=True)
         asked = min(limit, self._rows)
         rows = self._read_rows(stream, asked)
@@ -207,7 +214,9 @@ class CommandedSubscription:
         else:
             self._check_cursor(at_most_every_s=LOOK_AGAIN_S)
         wanted = [self._event(row) for row in rows if row[11]] if self._source.is_filtered else self._events(rows)
-        return Page(wanted, self._cursor, caught_up=looked < asked and not is_cut)
+        is_drained = looked < asked and not is_cut
+        self._drained_at = time.monotonic() if is_drained else None
+        return Page(wanted, self._cursor, caught_up=is_drained)
 
     def _read_rows(self, stream: _Stream, limit: int) -> list[Any]:
         parameters = {

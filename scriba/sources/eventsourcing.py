@@ -13,6 +13,7 @@ The third-party package is imported absolutely and late: importing Scriba, or th
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -219,6 +220,7 @@ class LogSubscription:
         self._judge = judge
         self._appetite = FIRST_PAGE  #: rows to ask for
         self._held_back_s = HELD_BACK_S
+        self._drained_at: float | None = None  #: when the last look was, if it found the end
         self.closing = ExitStack()  #: everything that ends with the subscription
         self._is_told_to_return = False
         self._after = -1
@@ -247,6 +249,7 @@ class LogSubscription:
     def fetch(self, limit: int, timeout: float) -> Page:
         """See :class:`~scriba.protocols.Subscription`.
 
+        After a look that has found the end, the next one comes `timeout` later, or when a notice does.
         With ``start_from="current"`` the first one takes as long as the writers that it meets, where positions can
         appear out of order; `wake` (and a `timeout` of 0) ends it with
         :class:`~scriba.sources.starting.StartUnknown`.
@@ -254,9 +257,15 @@ class LogSubscription:
         if self._is_start_unknown:
             self._begin(timeout)
         asked = min(limit, self._appetite)
-        look = self._log.look(self._after, asked)
-        if not look.found and look.scanned <= self._after and timeout > 0:
-            self._log.wait(self._pause(look, timeout))
+        look = None
+        if self._drained_at is not None:
+            self._log.wait(self._drained_at + timeout - time.monotonic())
+        else:
+            look = self._log.look(self._after, asked)
+            if not look.found and look.scanned <= self._after and timeout > 0:
+                self._log.wait(self._pause(look, timeout))
+                look = None
+        if look is None:
             look = self._log.look(self._after, asked)
         events = [self._codec.event(stored, stored.id) for stored in look.found]
         kept = self._within_budget(events)
@@ -265,6 +274,7 @@ class LogSubscription:
         if look.scanned > self._after:
             self._held_back_s = HELD_BACK_S
         self._after = look.scanned
+        self._drained_at = time.monotonic() if look.caught_up else None
         return Page(events[:kept], look.scanned, look.caught_up)
 
     def _pause(self, look: Look, timeout: float) -> float:

@@ -116,21 +116,22 @@ class TableSubscription(_Reading):
         self._rows = FIRST_ROWS
         self._budget = 0
         self._blocked_since: float | None = None
-        self._looked_at = self._idle_since = 0.0
+        self._looked_at = self._idle_since = self._looked_last = 0.0
 
     # --- protocol -----------------------------------------------------------------------------------------
 
     def fetch(self, limit: int, timeout: float) -> Page:
         """See :class:`~scriba.protocols.Subscription`. Raises :class:`~scriba.exceptions.SourceError` to halt.
 
-        With ``start_from="current"`` the first one takes as long as the writers that it meets; `wake` (and a `timeout`
+        After a look that has found the end, the next one comes `timeout` later, or when a notice does: who polls looks
+        every so often, however fast events come. With ``start_from="current"`` the first one takes as long as the writers that it meets; `wake` (and a `timeout`
         of 0) ends it with :class:`~scriba.sources.starting.StartUnknown`.
         """
         horizon = self._opened()
         if self._current is not None:
             self._begin(horizon, self._current, timeout)
-        if self._is_drained and timeout > 0 and self._hears():
-            self._rest(timeout)  # the last look found the end: whoever has appended since has said so
+        if self._is_drained:  # at once there would be next to nothing: what has come since is worth one look, not many
+            self._rest(self._looked_last + timeout - time.monotonic())
             return self._look(horizon, limit)
         before = self._after
         page = self._look(horizon, limit)
@@ -203,9 +204,6 @@ class TableSubscription(_Reading):
         horizon.check(position)
         horizon.advance(position)
 
-    def _hears(self) -> bool:
-        return self._ear is not None and self._ear.listening.is_set()
-
     def _rest(self, longest_s: float) -> None:
         self._hint.wait(longest_s)
         self._hint.clear()
@@ -250,7 +248,7 @@ class TableSubscription(_Reading):
         last = rows[ready - 1][0] if ready else self._after
         # A page that was not cut has shown everything up to the horizon, whether there was something or not.
         scanned = last if is_complete and is_cut else max(last, horizon.settled, self._after)
-        now = time.monotonic()
+        self._looked_last = now = time.monotonic()
         if scanned > self._after:
             self._idle_since = self._blocked_since = now
         if is_complete:

@@ -227,7 +227,7 @@ class SourceContract:
         subscription.close()
 
     def test_an_event_that_is_there_ends_the_wait_at_once(self) -> None:
-        """`timeout` is for waiting, never for events that can be handed out."""
+        """`timeout` is for waiting, not for events that can be handed out at the first look."""
         appended = self.append(1)
         subscription = self._subscribe()
         watchdog = threading.Timer(PROMPT_S, subscription.wake)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -125,3 +126,19 @@ def test_looking_up_an_event_opens_no_connection_of_its_own(plain):
         assert run("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()") == before
         subscription.close()
     assert connection.is_usable()
+
+
+def test_who_polls_looks_every_so_often_however_fast_events_come(plain):
+    """A look after each event would cost as much as a look after fifty, and find fifty times less."""
+    subscription = TableSource(plain, wakeup="poll").subscribe(IDENTITY, [Shard()])
+    try:
+        assert subscription.fetch(10, 0.0).caught_up
+        looked_at = time.monotonic()
+        PlainEvent.objects.create(stream_id="s", event_type="t")
+
+        page = subscription.fetch(10, 0.3)
+
+        assert time.monotonic() - looked_at > 0.25
+        assert [event.position for event in page.events] == [1]
+    finally:
+        subscription.close()
