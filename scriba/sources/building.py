@@ -220,7 +220,16 @@ _BUILDERS: Final[Mapping[str, Callable[[type[Any], bool], Build]]] = {
 
 
 def _read(kind: type[Any], read: Callable[[Any], Any], value: Any) -> Any:
-    return value if type(value) is kind else read(value)
+    if type(value) is kind:
+        return value
+    try:
+        return read(value)
+    except (
+        ArithmeticError,
+        AttributeError,
+    ) as error:  # Decimal("twelve"), UUID({}): cattrs knows what a ValueError means
+        msg = f"no {kind.__name__}"
+        raise ValueError(msg) from error
 
 
 def _decimal(value: Any) -> Decimal:

@@ -176,6 +176,17 @@ def test_a_payload_that_does_not_fit_names_every_fault():
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", building._READ, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("value", ["no such thing", {"a": 1}], ids=repr)
+def test_a_value_of_the_wrong_kind_is_named_in_words(kind: type, value: object):
+    """Whatever a class raises for what it cannot read: the dead letter says what was expected, and where."""
+    made = dataclasses.make_dataclass("Made", [("field", kind)])
+    with pytest.raises(PayloadMismatch) as caught:
+        event({"field": value}, "Made", of=codec(types=[made])).payload()
+    assert "invalid value for type, expected" in str(caught.value)
+    assert str(caught.value).endswith("@ Made.field")
+
+
 def test_a_pydantic_model_is_built_by_pydantic():
     pydantic = pytest.importorskip("pydantic")
 
