@@ -15,9 +15,8 @@ from django.test import Client
 from django.urls import clear_url_caches, path
 
 from scriba import Insert, registry
-from tests.integration.ledger.support import in_thread
 from tests.support.processes import REPOSITORY
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_thread, wait_until
 from tests.support.world import World
 from tests.testapp.models import Event, Row
 

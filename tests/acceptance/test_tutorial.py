@@ -1,4 +1,4 @@
-"""The tutorial works: its files are written, its commands are run, and what it says they print is printed."""
+"""The tutorials work: their files are written, their commands are run, and what they say is printed is printed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.processes import REPOSITORY, database_url
 
-PAGE = REPOSITORY / "docs/tutorial/first-projection.md"
+PAGES = REPOSITORY / "docs/tutorial"
 FENCE = re.compile(
     r"^```(?P<kind>[^\n]*)\n(?::caption: (?P<caption>[^\n]+)\n\n)?(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -29,7 +29,7 @@ class Command(NamedTuple):
 
 @pytest.fixture
 def database(db: None) -> Iterator[str]:
-    """A database of the tutorial's own on the tests' server; its name."""
+    """A database of a tutorial's own on the tests' server; its name."""
     name = f"tutorial_{os.getpid()}"
     with psycopg.connect(database_url(), autocommit=True) as connection:
         connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
@@ -40,18 +40,27 @@ def database(db: None) -> Iterator[str]:
 
 
 @pytest.mark.timeout(300)
-def test_the_tutorial_works_as_it_is_written(tmp_path: Path, database: str) -> None:
+@pytest.mark.parametrize(
+    ("page", "needs", "least"),
+    [("first-projection", (), 13), ("eventsourcing", ("eventsourcing", "psycopg_pool"), 16)],
+    ids=["first-projection", "eventsourcing"],
+)
+def test_the_tutorial_works_as_it_is_written(
+    tmp_path: Path, database: str, page: str, needs: tuple[str, ...], least: int
+) -> None:
     """A stranger who types what the page says sees what the page says."""
+    for package in needs:
+        pytest.importorskip(package, reason='pip install "scriba[eventsourcing]"')
     environment = surroundings(tmp_path)
     done = 0
-    for fence in FENCE.finditer(PAGE.read_text()):
+    for fence in FENCE.finditer((PAGES / f"{page}.md").read_text()):
         if fence["caption"]:
             write(tmp_path, fence["caption"], fence["body"].replace('"NAME": "tutorial"', f'"NAME": "{database}"'))
         elif fence["kind"] == "console":
             for command in commands(fence["body"]):
                 done += run(command, tmp_path, environment)
 
-    assert done > 12
+    assert done >= least
 
 
 def surroundings(folder: Path) -> dict[str, str]:

@@ -17,8 +17,7 @@ from scriba import Delete, Insert, Skip, Update, registry, rehearsal
 from scriba.models import Audit, DeadLetter
 from scriba.panel import rehearsing
 from scriba.registry import Projection
-from tests.integration.ledger.support import in_thread
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_thread, wait_until
 from tests.support.world import World
 from tests.testapp.models import Applied, Row
 

@@ -15,8 +15,8 @@ from scriba.ledger import PgLedger
 from scriba.models import DeadLetter, Lane
 from scriba.protocols import Holder, Progress, Recorded, Status
 from tests.integration.control.conftest import Owner
-from tests.integration.ledger.support import Worker, in_thread, is_waiting
-from tests.support.waiting import wait_until
+from tests.integration.ledger.support import Worker, is_waiting
+from tests.support.waiting import in_thread, wait_until
 from tests.support.world import World
 from tests.testapp.models import Applied, Child, Counter, Parent, Row
 

@@ -18,8 +18,7 @@ from scriba.protocols import Status
 from scriba.registry import Projection
 from scriba.testing import MemorySource
 from tests.integration.control.conftest import Owner
-from tests.integration.ledger.support import in_thread
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_thread, wait_until
 from tests.support.world import World
 from tests.testapp.models import Event
 

@@ -17,9 +17,8 @@ from scriba.registry import forget
 from scriba.results import Skip
 from scriba.testing import MemorySource
 from tests.integration.control.conftest import Owner
-from tests.integration.ledger.support import in_thread
 from tests.support.processes import database_url
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_thread, wait_until
 from tests.support.world import World
 
 COMMANDS: dict[str, Callable[..., Any]] = {

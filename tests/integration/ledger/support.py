@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,25 +155,3 @@ class Worker:
 def is_waiting(rows: OwnConnection, pid: int, *events: str) -> bool:
     found = rows.rows("SELECT wait_event FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'", [pid])
     return bool(found) and (not events or found[0][0] in events)
-
-
-@contextmanager
-def in_thread(work: Callable[[], Any]) -> Iterator[list[Any]]:
-    """Run `work` beside the block; its answer, or its exception, is in the list after the block."""
-    answer: list[Any] = []
-
-    def run() -> None:
-        try:
-            answer.append(work())
-        except BaseException as error:
-            answer.append(error)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield answer
-    finally:
-        thread.join(SOON_S)
-        assert not thread.is_alive()

@@ -18,10 +18,10 @@ from django.db import DatabaseError, OperationalError
 
 from scriba.protocols import Holder, Lease
 from scriba.takeover import Eviction, insist, wear_reset_mark
-from tests.integration.ledger.support import LEASE_S, RUNNING, SOON_S, Desk, ProxiedConnection, in_thread, is_waiting
+from tests.integration.ledger.support import LEASE_S, RUNNING, SOON_S, Desk, ProxiedConnection, is_waiting
 from tests.support.processes import database_url
 from tests.support.proxy import Proxy
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_thread, wait_until
 
 
 @pytest.mark.case("A6", "A7")

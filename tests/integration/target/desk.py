@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +22,7 @@ from tests.support.leftovers import forget
 from tests.support.processes import database_url
 from tests.testapp.models import Applied, Child, Counter, Parent, Row
 
-__all__ = ["Desk", "in_thread", "own_connection", "row"]
+__all__ = ["Desk", "own_connection", "row"]
 
 _READ_MODELS = (Child, Parent, Row, Counter, Applied)
 
@@ -124,25 +123,3 @@ def own_connection(alias: str) -> Iterator[Any]:
 
 def row(key: str, **values: Any) -> Insert:
     return Insert(Row(id=key, **values))
-
-
-@contextmanager
-def in_thread(work: Callable[[], Any]) -> Iterator[list[Any]]:
-    """Run `work` beside the block; its answer, or its exception, is in the list after the block."""
-    answer: list[Any] = []
-
-    def run() -> None:
-        try:
-            answer.append(work())
-        except BaseException as error:
-            answer.append(error)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield answer
-    finally:
-        thread.join(15)
-        assert not thread.is_alive()

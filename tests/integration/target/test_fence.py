@@ -9,8 +9,8 @@ import pytest
 from django.db import connection
 
 from scriba.protocols import CursorMove, FenceLost
-from tests.integration.target.desk import Desk, in_thread, row
-from tests.support.waiting import wait_until
+from tests.integration.target.desk import Desk, row
+from tests.support.waiting import in_thread, wait_until
 
 
 @pytest.mark.case("A6")

@@ -8,8 +8,8 @@ import pytest
 
 from scriba.positions import LONGEST_KEY, storable_key
 from scriba.protocols import CursorMove, CursorRefused
-from tests.integration.target.desk import Desk, in_thread, row
-from tests.support.waiting import wait_until
+from tests.integration.target.desk import Desk, row
+from tests.support.waiting import in_thread, wait_until
 
 
 def move(key: str, first: int, last: int | None = None, applied: int | None = -1) -> CursorMove:
