@@ -88,6 +88,7 @@ class Coordinator:
         self._term_began = 0.0
         self._busy_until = 0.0
         self._untold: Halt | None = None
+        self._late_under: Lease | None = None  #: the last lease under which a handler did not come back in time
         self.changed: Callable[[], None] = lambda: None
 
     # --- from other threads -------------------------------------------------------------------------------
@@ -195,6 +196,7 @@ class Coordinator:
     def _turn(self) -> None:
         """What is looked at over and over: the term's health, the wish, and what there is to report."""
         self._look_after_term()
+        self._fence_off()
         now = time.monotonic()
         if self._wished.is_set() or self._term is None or now - self._wish_read_at >= WISH_EVERY_S:
             self._wished.clear()  # before the look: what is wished from now on is a reason for another one
@@ -226,7 +228,8 @@ class Coordinator:
         elif orders.wish is Wish.STOPPED:
             if self._term is not None:
                 self._become(Status.DRAINING)
-                self._fence_off(drained=self._end_term())
+                self._end_term()
+                self._fence_off()
             self._reason = "stopped on request; start it to go on"
             self._become(Status.STOPPED)
         elif orders.wish is Wish.PAUSED:
@@ -259,10 +262,7 @@ class Coordinator:
             send(signals.projection_resumed, self._identity, system_time=time.time())
 
     def _hand_out_wishes(self) -> int:
-        """Give each operator's wish on a dead letter to the lane of its key, once until it is carried out.
-
-        Return how many wishes there were.
-        """
+        """Give each operator's wish on a letter to the lane of its key, once until it is carried out; return their number."""
         term = self._term
         if term is None or term.reader.subscription is None:
             return 0
@@ -290,24 +290,22 @@ class Coordinator:
         if term is None or term.error is None:
             return
         error = term.error
-        drained = self._end_term()
+        self._end_term()
         if isinstance(error, FenceLost):
             raise error
         if isinstance(error, Halt):
             self._record_halt(error)  # raises the epoch by itself
-            return
-        if isinstance(error, SourceBusy):
+        elif isinstance(error, SourceBusy):
             self._reason = f"standby: {error}"
             self._become(Status.STANDBY)
             self._reporter.standby(error.retry_in_s, error.holder)
             self._busy_until = time.monotonic() + error.retry_in_s
         else:
             self._patience.restart_after(error, time.monotonic() - self._term_began)
-        self._fence_off(drained=drained)
 
-    def _fence_off(self, *, drained: bool) -> None:
+    def _fence_off(self) -> None:
         """A handler that did not come back may not commit beside a later term: take the segment again, under another epoch."""
-        if not drained and not self._stopping.is_set():
+        if self._late_under is self._lease and not self._stopping.is_set():
             raise FenceLost
 
     def _record_halt(self, halt: Halt) -> None:
@@ -334,6 +332,7 @@ class Coordinator:
             return True
         late = term.drain(self._drain_timeout_s, self._hurrying)
         if late:
+            self._late_under = self._lease
             reason = f"still busy after {self._drain_timeout_s:g} s: {', '.join(late)}"
             extra = about(self._identity)
             logger.error("%s: %s; its transaction will be refused", self._identity, reason, extra=extra)

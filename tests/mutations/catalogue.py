@@ -160,6 +160,14 @@ MUTATIONS = [
         "tests/unit/engine/test_coordinator.py::test_nothing_is_handed_out_above_the_durable_ceiling",
     ),
     Mutation(
+        "another epoch after a handler that did not come back",
+        "scriba/engine/coordinator.py",
+        "if self._late_under is self._lease and not self._stopping.is_set():",
+        "if False:",
+        "tests/unit/engine/test_coordinator.py::"
+        "test_a_handler_late_at_a_halt_that_could_not_be_recorded_commits_nothing_beside_the_next_term",
+    ),
+    Mutation(
         "a read that goes ahead of no write on its row",
         "scriba/targets/layers.py",
         "return table in self._drawn or key in self._rows.get(table, ())",

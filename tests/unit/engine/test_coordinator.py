@@ -532,3 +532,42 @@ def test_a_transition_that_is_not_in_the_table_is_a_bug() -> None:
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="no transition"):
         coordinator._become(Status.RUNNING)
+
+
+@pytest.mark.case("A4", "D5")
+def test_a_handler_late_at_a_halt_that_could_not_be_recorded_commits_nothing_beside_the_next_term(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The epoch is raised before anybody goes on, although what should have raised it met an outage."""
+    record, lost = MemoryLedger.halt, iter([ConnectionError("cut")])
+
+    def fragile(ledger: MemoryLedger, *args: Any) -> Any:
+        failure = next(lost, None)
+        if failure is not None:
+            raise failure
+        return record(ledger, *args)
+
+    monkeypatch.setattr(MemoryLedger, "halt", fragile)
+    begun, again, release = threading.Event(), threading.Event(), threading.Event()
+    epochs: list[int] = []
+
+    def handler(data: Any, meta: Any) -> Insert:
+        epochs.append(state.epoch)
+        if len(epochs) > 1:
+            again.set()
+            return insert_position(data, meta)
+        begun.set()
+        assert release.wait(20)
+        return insert_position(data, meta)
+
+    source, target, state = memory_world(*streams(1))
+    projection = make_projection(handler, source, target, parallelism=1)
+    with Running(projection, state, settings=replace(FAST, drain_timeout_s=0.1)) as coordinator:
+        assert begun.wait(10)
+        source.fail_with(RuntimeError("behind its checkpoint"))
+        assert again.wait(10)
+        release.set()
+        wait_until(lambda: coordinator.snapshot().watermark == 1, what="the event, handled afresh")
+
+    assert epochs[1] > epochs[0]
+    assert len(target.log) == 1
