@@ -75,6 +75,7 @@ class Watch:
 
     def start(self) -> None:
         """A handler begins."""
+        self._connection.rollback_exc = None  # type: ignore[attr-defined]  # Django keeps the last one, whose ever it was
         if self._is_used:
             self._is_used = self.touched = self.wrote = False
             self.broken_by = self.early_error = None

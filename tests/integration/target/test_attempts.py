@@ -12,7 +12,7 @@ from django.db import DatabaseError, IntegrityError, InterfaceError, Operational
 from django.db.models import F
 
 from scriba.exceptions import PermanentFailure, RetryAfter
-from scriba.protocols import CursorMove, FailureKind, WriteFailed
+from scriba.protocols import CursorMove, Failure, FailureKind, WriteFailed
 from scriba.results import Delete, Insert, Update
 from tests.integration.target.desk import Desk, row
 from tests.testapp.models import Child, Counter, Row
@@ -610,6 +610,23 @@ def test_a_handler_that_asked_for_a_rollback_reaches_the_database_no_more(desk: 
 
     assert caught.value.guilty
     assert desk.ids() == ["before"]
+
+
+@pytest.mark.case("B19")
+def test_an_earlier_error_of_the_connection_is_not_what_a_handler_swallowed(desk: Desk) -> None:
+    """Taken for a deadlock it would be repeated for ever: the event would never be settled."""
+
+    def deadlock() -> None:
+        with transaction.mark_for_rollback_on_error(using="default"), connection.cursor() as cursor:
+            cursor.execute("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40P01'; END $$")
+
+    with pytest.raises(WriteFailed) as caught, desk.batch() as batch:
+        batch.attempt(deadlock)
+    assert caught.value.failure.kind is FailureKind.TRANSIENT
+
+    with desk.batch() as batch, pytest.raises(WriteFailed) as caught:
+        batch.attempt(ask_for_a_rollback)
+    assert caught.value.failure == Failure(FailureKind.INTEGRITY, "commit:TransactionManagementError")
 
 
 # --- counting ------------------------------------------------------------------------------------------------
