@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from scriba.protocols import Batch
     from scriba.registry import Projection
 
-__all__ = ["DecodeFailed", "FailReturned", "HandlerCall", "HandlerExited", "exited", "plain_text"]
+__all__ = ["DecodeFailed", "FailReturned", "HandlerCall", "HandlerExited", "exited", "free_locals", "plain_text"]
 
 
 _SINGLE: Final = frozenset({Delete, Insert, Update, Upsert})
@@ -158,3 +159,18 @@ def plain_text(error: BaseException | None) -> str:
         return " ".join(str(error).split())
     except Exception:  # noqa: BLE001 - an exception whose __str__ raises
         return f"(an {type(error).__qualname__} that cannot be shown)"
+
+
+def free_locals(error: BaseException | None) -> None:
+    """Let go what the frames behind `error` hold: a batch's events and texts. What it says, and where, stays.
+
+    Most tracebacks are part of a cycle (a frame that keeps the error which it raises), so all of that would otherwise
+    wait for the cyclic collector, which looks at the number of objects and never at their size.
+    """
+    waiting, seen = [error], set[int]()
+    while waiting:
+        link = waiting.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            traceback.clear_frames(link.__traceback__)
+            waiting += [link.__cause__, link.__context__]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from scriba import signals
-from scriba.engine.handling import DecodeFailed, FailReturned, HandlerCall, HandlerExited, plain_text
+from scriba.engine.handling import DecodeFailed, FailReturned, HandlerCall, HandlerExited, free_locals, plain_text
 from scriba.engine.letters import letter_for
 from scriba.engine.outcomes import Outcomes
 from scriba.engine.tally import Halt, Tally
@@ -103,13 +103,18 @@ class LaneRun:
             tally = self._commit(batch)
         except (Halt, FenceLost):
             raise
-        except CursorRefused:
+        except CursorRefused as error:
+            free_locals(error)
             self._distrust(batch)
             return self._repeat(Failure(FailureKind.TRANSIENT, "cursor moved elsewhere"), None, batch)
         except Exception as error:  # noqa: BLE001 - whatever the database said is classified, never swallowed
-            return self._after_failure(*self._failure_of(error), batch)
+            step = self._after_failure(*self._failure_of(error), batch)
+            free_locals(error)
+            return step
         self._remember(batch, tally)
         self._outcomes.announce(tally, time.monotonic() - started)
+        while tally.letters:  # each has a traceback, whose frames have the tally
+            free_locals(tally.letters.pop().cause)
         if tally.halt is not None:
             raise tally.halt
         return Step(tally.settled, tally.retry[1] if tally.retry else 0.0)
@@ -239,6 +244,7 @@ class LaneRun:
         if wait_s is not None:
             wait_s = error.seconds if isinstance(error, RetryAfter) else wait_s
             tally.retry = (attempt, wait_s)
+            free_locals(error)
         else:
             self._give_up(tally, item, error, kind=None, wiped=isinstance(error, DecodeFailed))
 
@@ -299,13 +305,13 @@ class LaneRun:
             try:
                 judged = batch.trial(lambda part=part, held=held_then: self._apply(batch, part, held))  # type: ignore[misc]
             except Exception as error:
-                failure, cause = self._failure_of(error)
-                if failure.kind is not FailureKind.INTEGRITY:
+                if self._failure_of(error)[0].kind is not FailureKind.INTEGRITY:
                     raise
                 if len(part) > 1:
                     pending += [part[len(part) // 2 :], part[: len(part) // 2]]
+                    free_locals(error)
                     continue
-                judged = self._guilty(part[0], cause, failure)
+                judged = self._guilty(part[0], *self._failure_of(error))
                 held_then |= {part[0].key} if self._projection.on_failure == "park" else set()
             held = held_then
             tally.merge(judged)
@@ -313,7 +319,7 @@ class LaneRun:
                 break
         return tally
 
-    def _guilty(self, item: Routed, cause: BaseException, failure: Failure) -> Tally:
+    def _guilty(self, item: Routed, failure: Failure, cause: BaseException) -> Tally:
         verdict = Tally()
         self._give_up(verdict, item, cause, kind=failure.label, wiped=True)
         verdict.settled = 0 if verdict.is_cut else 1

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from scriba.engine.handling import DecodeFailed, FailReturned, HandlerCall, HandlerExited, plain_text
+from scriba.engine.handling import DecodeFailed, FailReturned, HandlerCall, HandlerExited, free_locals, plain_text
 from scriba.engine.lanes import Routed
 from scriba.engine.letters import letter_for
 from scriba.engine.reader import keyed
@@ -61,12 +61,14 @@ class Replayer:
         except FenceLost:
             raise
         except Exception as error:
-            failure, cause = self._failure_of(error)
-            if failure.kind is not FailureKind.TRANSIENT:
+            if self._failure_of(error)[0].kind is not FailureKind.TRANSIENT:
                 raise
             identity = self._projection.identity
             extra = about(identity, position=wish.event_position, letter=wish.letter)
-            logger.warning("%s: a %s waits: %s", identity, wish.wish, plain_text(cause), extra=extra)
+            logger.warning(
+                "%s: a %s waits: %s", identity, wish.wish, plain_text(self._failure_of(error)[1]), extra=extra
+            )
+            free_locals(error)
 
     # --- one letter ---------------------------------------------------------------------------------------
 
@@ -105,10 +107,10 @@ class Replayer:
         except FenceLost:
             raise
         except Exception as error:
-            failure, cause = self._failure_of(error)
-            if failure.kind is FailureKind.TRANSIENT:
+            if self._failure_of(error)[0].kind is FailureKind.TRANSIENT:
                 raise
-            self._record_failure(letter, wish, cause, failure)
+            self._record_failure(letter, wish, *self._failure_of(error))
+            free_locals(error)
             return False
         return True
 
@@ -132,7 +134,7 @@ class Replayer:
             batch.add(outcome)
         return outcome is None or bool(outcome)
 
-    def _record_failure(self, letter: int, wish: LetterWish, cause: BaseException, failure: Failure) -> None:
+    def _record_failure(self, letter: int, wish: LetterWish, failure: Failure, cause: BaseException) -> None:
         with self._writer.batch(self._lease.fence) as batch:
             stored = batch.letter(letter)
             if stored is not None:

@@ -107,10 +107,13 @@ class OrmWriter:
     @contextmanager
     def _opened(self, connection: BaseDatabaseWrapper, fence: Fence, *, verdict: bool) -> Iterator[OrmBatch]:
         batch = OrmBatch(connection, self._identity, verdict=verdict)
-        if not self._inline:
-            batch.check_fence(fence)
-        with batch.watched():
-            yield batch
+        try:
+            if not self._inline:
+                batch.check_fence(fence)
+            with batch.watched():
+                yield batch
+        finally:
+            batch.forget()
 
     def next_parked(self, key: str, partition: str, after: int) -> StoredLetter | None:
         with self._connected() as connection, connection.cursor() as cursor:
@@ -172,6 +175,11 @@ class OrmBatch:
                     elsewhere = Elsewhere(connections[alias], own, self._watch, self._identity)
                     stack.enter_context(elsewhere.in_place())
             yield
+
+    def forget(self) -> None:
+        """It is over: be no part of a cycle, and let Django keep no error with a traceback that leads here."""
+        del self._watch
+        self._connection.rollback_exc = None  # type: ignore[attr-defined]
 
     # --- one handler call ---------------------------------------------------------------------------------
 
