@@ -8,13 +8,16 @@ Nothing here knows Django or a database driver.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-__all__ = ["Codec", "Event", "EventMeta", "Payload", "SkipEvent", "ordering_key_in"]
+__all__ = ["Codec", "Event", "EventMeta", "Payload", "SkipEvent", "ordering_key_in", "storable_key"]
+
+LONGEST_KEY: Final = 400  #: characters; with the name of a projection they fit into an index row, whatever the letters
 
 
 class Payload(NamedTuple):
@@ -111,3 +114,22 @@ class EventMeta(NamedTuple):
 def ordering_key_in(partition: str, key: str) -> str:
     """Return the ordering key as it is stored: keys of a named partition never meet those of another."""
     return f"{partition}/{key}" if partition else key
+
+
+def storable_key(key: str) -> str:
+    """Return an ordering key as the tables hold it: itself, unless PostgreSQL cannot store or index it.
+
+    Then its readable beginning and a hash of the whole: different keys never meet.
+    """
+    if len(key) <= LONGEST_KEY and "\x00" not in key and (key.isascii() or _is_encodable(key)):
+        return key
+    shown = key[:LONGEST_KEY].replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+    return f"{shown[: LONGEST_KEY // 2]}…#{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from scriba.conf import scriba_settings
-from scriba.event import Event, Payload
-from scriba.positions import array_of, raise_applied, storable_key
+from scriba.event import Event, Payload, storable_key
+from scriba.positions import array_of, raise_applied
 from scriba.protocols import StoredLetter
 from scriba.stored_json import Cut, NotRestorable, Redacted, decode, encode, storable_text
 

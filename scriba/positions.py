@@ -8,10 +8,10 @@ raised. Keys are sorted: two workers that meet on the same rows wait for each ot
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from scriba.event import storable_key
 from scriba.protocols import CursorRefused
 
 if TYPE_CHECKING:
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from scriba.round_trips import Script
 
 __all__ = [
-    "applied_position", "array_of", "begin_to_settle", "cursors_of", "raise_applied", "settle_the_rest", "storable_key",
+    "applied_position", "array_of", "begin_to_settle", "cursors_of", "raise_applied", "settle_the_rest",
 ]  # fmt: skip
-
-LONGEST_KEY: Final = 400  #: characters; with the name of a projection they fit into an index row, whatever the letters
 
 
 def cursors_of(cursor: CursorWrapper, identity: Identity, keys: Sequence[str]) -> dict[str, int]:
@@ -99,17 +97,6 @@ def applied_position(cursor: CursorWrapper, identity: Identity, key: str) -> int
     return int(row[0]) if row else -1
 
 
-def storable_key(key: str) -> str:
-    """Return an ordering key as the tables hold it: itself, unless PostgreSQL cannot store or index it.
-
-    Then its readable beginning and a hash of the whole: different keys never meet.
-    """
-    if len(key) <= LONGEST_KEY and "\x00" not in key and (key.isascii() or _is_encodable(key)):
-        return key
-    shown = key[:LONGEST_KEY].replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
-    return f"{shown[: LONGEST_KEY // 2]}…#{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()}"
-
-
 def array_of(values: Sequence[str | int | None]) -> str:
     """Return an array literal (cast it): joined by hand, because a driver's dumper costs a microsecond per value."""
     return "{" + ",".join([_element(value) for value in values]) + "}"
@@ -125,14 +112,6 @@ def _arrays(moves: Sequence[CursorMove]) -> dict[str, str]:
     rows = sorted((storable_key(move.key), move.first, move.last, move.applied) for move in moves)
     keys, firsts, lasts, applied = zip(*rows, strict=True) if rows else ((), (), (), ())
     return {"keys": array_of(keys), "firsts": array_of(firsts), "lasts": array_of(lasts), "applieds": array_of(applied)}
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _named(identity: Identity) -> dict[str, Any]:

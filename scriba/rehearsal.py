@@ -19,10 +19,9 @@ from scriba.engine.handling import DecodeFailed, FailReturned, HandlerCall, Hand
 from scriba.engine.lanes import Routed
 from scriba.engine.letters import describe
 from scriba.engine.replay import OUT_OF_ORDER, refusal, rekeyed, restored
-from scriba.event import SkipEvent
+from scriba.event import SkipEvent, storable_key
 from scriba.exceptions import ConfigurationError
 from scriba.info import alias_of
-from scriba.positions import storable_key
 from scriba.protocols import FailureKind, Shard, WriteFailed
 from scriba.registry import find
 from scriba.results import Fail, Insert, Upsert

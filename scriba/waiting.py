@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django.db import connections, transaction
 
-from scriba.event import ordering_key_in
+from scriba.event import ordering_key_in, storable_key
 from scriba.exceptions import ConfigurationError, EventDeadLettered, ProjectionHalted, WaitTimeout
 from scriba.info import alias_of, read_state
 from scriba.ledger import SETTLED_CHANNEL, WISH_CHANNEL
 from scriba.listening import BorrowedEar
-from scriba.positions import storable_key
 from scriba.protocols import Shard
 from scriba.registry import find
 

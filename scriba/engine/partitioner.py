@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING
 
+from scriba.event import LONGEST_KEY, storable_key
 from scriba.protocols import SLICES
 
 if TYPE_CHECKING:
@@ -24,7 +25,12 @@ def slice_of(key: str) -> int:
 
 
 def lane_of(key: str, lanes: int) -> int:
-    """Return the lane of `key`. Uses other bits than :func:`slice_of`, so that a segment fills all its lanes."""
+    """Return the lane of `key`, or of what is stored for it: a wish on a letter has to find the lane of its live events.
+
+    Uses other bits than :func:`slice_of`, so that a segment fills all its lanes.
+    """
+    if len(key) > LONGEST_KEY or not key.isprintable():  # the usual key is stored as it is
+        key = storable_key(key)
     return (zlib.crc32(key.encode("utf-8", "surrogatepass")) // SLICES) % lanes
 
 

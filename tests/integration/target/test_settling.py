@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from scriba.positions import LONGEST_KEY, storable_key
+from scriba.event import LONGEST_KEY, storable_key
 from scriba.protocols import CursorMove, CursorRefused
 from tests.integration.target.desk import Desk, row
 from tests.support.waiting import in_thread, wait_until
