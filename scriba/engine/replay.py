@@ -24,7 +24,7 @@ from scriba.engine.handling import DecodeFailed, FailReturned, HandlerCall, Hand
 from scriba.engine.lanes import Routed
 from scriba.engine.letters import letter_for
 from scriba.engine.reader import keyed
-from scriba.event import SkipEvent, ordering_key_in
+from scriba.event import SkipEvent, ordering_key_in, storable_key
 from scriba.log_fields import about
 from scriba.protocols import CursorMove, Failure, FailureKind, FenceLost, Resolution, WriteFailed
 from scriba.results import Fail
@@ -195,9 +195,11 @@ def rekeyed(projection: Projection, stored: StoredLetter, found: Event | None) -
     """
     if found is None:
         return None
-    if projection.partition_by is None or stored.key != ordering_key_in(found.partition, found.stream_id):
+    kept = storable_key(stored.key)
+    if projection.partition_by is None or kept != storable_key(ordering_key_in(found.partition, found.stream_id)):
         return Routed(found, stored.key)
-    return keyed(projection, found)
+    event, key, error = keyed(projection, found)
+    return Routed(event, stored.key if storable_key(key) == kept else key, error)
 
 
 def refusal(batch: Batch, stored: StoredLetter, key: str, *, allow_out_of_order: bool) -> str:

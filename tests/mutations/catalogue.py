@@ -141,8 +141,8 @@ MUTATIONS = [
     Mutation(
         "the true key of a letter in a replay",
         "scriba/engine/replay.py",
-        "    return keyed(projection, found)\n",
-        "    return Routed(found, stored.key)\n",
+        "    return Routed(event, stored.key if storable_key(key) == kept else key, error)\n",
+        "    return Routed(event, stored.key, error)\n",
         "tests/unit/engine/test_replay_keys.py::test_a_later_event_of_the_true_key_refuses_the_replay",
     ),
     Mutation(

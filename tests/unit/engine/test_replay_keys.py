@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from scriba.engine.handling import DecodeFailed
+from scriba.engine.lanes import Routed
 from scriba.engine.partitioner import lane_of
-from scriba.event import Event, Payload
+from scriba.engine.replay import rekeyed
+from scriba.event import LONGEST_KEY, Event, Payload, storable_key
+from scriba.protocols import StoredLetter
 from scriba.results import Insert
 from scriba.testing.memory import MemorySource, MemoryState, MemoryTarget
 from tests.support.engine import Running, make_projection, memory_world
@@ -121,6 +125,22 @@ def test_an_event_that_came_again_under_its_true_key_is_not_applied_twice(allow_
         wait_until(lambda: "applied already" in target.notes.get(1, ""), what="the refusal")
 
     assert applied(target, X) == []
+
+
+@pytest.mark.case("A21", "B16")
+def test_a_stream_too_long_to_be_stored_is_asked_for_the_true_key_like_any_other() -> None:
+    """Its letter is under the short form; while there is no other key it stays there, and moves nowhere."""
+    codec = Codec(1)
+    source, target, _ = world(codec, (LONGEST_KEY * "s" + "1", X))
+    projection, (event,) = by_customer(Handler(), source, target), source.events
+    stored = StoredLetter(1, event, storable_key(event.stream_id), "open", 1, None)
+    waiting = rekeyed(projection, stored, event)
+    codec.broken.clear()
+    known = rekeyed(projection, stored, event)
+
+    assert waiting is not None
+    assert (waiting.key, type(waiting.error)) == (stored.key, DecodeFailed)
+    assert known == Routed(event, X)
 
 
 @pytest.mark.case("A21", "B16")
