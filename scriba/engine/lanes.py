@@ -72,17 +72,20 @@ class Lane:
         """Wait for work and return (jobs, at most `limit` items from the front); None once the lane is closed.
 
         The items stay in the lane until :meth:`settle`. Never waits to fill a batch, except for `linger_s` when
-        something is there but less than `limit`. Large events make a batch smaller: at most BATCH_BYTES, or one event.
+        something is there but no whole batch. Large events make a batch smaller: at most BATCH_BYTES, or one event.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._queue or self._jobs)
-            if linger_s and not self._closed and not self._jobs and len(self._queue) < limit:
-                self._changed.wait_for(lambda: self._closed or bool(self._jobs) or len(self._queue) >= limit, linger_s)
+            if linger_s:
+                self._changed.wait_for(lambda: self._closed or self._jobs or self._has_batch(limit), linger_s)
             if self._closed:
                 return None
             jobs = list(self._jobs)
             self._jobs.clear()
             return jobs, self._front(limit)
+
+    def _has_batch(self, limit: int) -> bool:
+        return len(self._queue) >= limit or self._bytes >= BATCH_BYTES
 
     def _front(self, limit: int) -> list[Routed]:
         items = list(islice(self._queue, limit))

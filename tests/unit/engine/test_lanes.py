@@ -116,6 +116,19 @@ def test_lingering_ends_when_the_batch_is_full() -> None:
     assert taken == [([], [item(1), item(2)])]
 
 
+@pytest.mark.parametrize("sizes", [[BATCH_BYTES // 2, BATCH_BYTES // 2], [3 * BATCH_BYTES]])
+def test_nobody_lingers_over_a_batch_that_has_its_bytes(sizes: list[int]) -> None:
+    """Large events fill a batch long before their number does: whatever comes could not go with it."""
+    lane = Lane(0, 10)
+    lane.put([item(position, size) for position, size in enumerate(sizes)], 0)
+    taken: list[object] = []
+    worker = threading.Thread(target=lambda: taken.append(lane.take(10, linger_s=60.0)), daemon=True)
+    worker.start()
+    worker.join(10)
+
+    assert len(taken) == 1
+
+
 def test_jobs_are_handed_out_before_events_and_without_any() -> None:
     """A replay need not wait for the next event."""
     lane = Lane(0, 10)
