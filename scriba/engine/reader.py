@@ -99,8 +99,8 @@ class Reader:
             while not self._closing.is_set():
                 if self._running.wait(self._limits.idle_poll_s):
                     self._try_once(ledger)
-                elif self.subscription is not None:
-                    self._attempt(self._housekeeping)
+                elif self.subscription is not None or self._failures:
+                    self._attempt(self._stay, ledger)
         finally:
             ledger.close()
             self._ended.set()
@@ -147,6 +147,14 @@ class Reader:
 
     def _try_once(self, ledger: Ledger) -> None:
         self._attempt(lambda: self._read_page(ledger), ledger)
+
+    def _stay(self) -> None:
+        """Paused: be there for replays, and for who asks how far the source has got, also after an outage."""
+        if self.subscription is None:
+            self._subscribe()
+            self.problem = ""
+        self._housekeeping()
+        self._failures = 0
 
     def _read_page(self, ledger: Ledger) -> None:
         """The steps of one page: look, promise, hand out, count as routed."""

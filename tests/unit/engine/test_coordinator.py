@@ -16,6 +16,7 @@ from scriba.event import Event
 from scriba.protocols import FailureKind, Orders, Status, Wish
 from scriba.results import Insert, Skip
 from scriba.testing.memory import MemoryBatch, MemoryLedger, StoreError
+from scriba.testing.memory.source import MemorySubscription
 from tests.support.engine import FAST, Running, conserved, events, insert_position, make_projection, memory_world
 from tests.support.waiting import wait_until
 
@@ -570,4 +571,40 @@ def test_a_handler_late_at_a_halt_that_could_not_be_recorded_commits_nothing_bes
         wait_until(lambda: coordinator.snapshot().watermark == 1, what="the event, handled afresh")
 
     assert epochs[1] > epochs[0]
+    assert len(target.log) == 1
+
+
+@pytest.mark.case("D8")
+def test_a_paused_projection_whose_source_was_cut_carries_wishes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paused is not gone: the source is looked after, and a letter is replayed with the event that it has."""
+    is_bad, cut = threading.Event(), threading.Event()
+    is_bad.set()
+    head = MemorySubscription.head
+
+    def fragile(subscription: MemorySubscription, partition: str = "") -> Any:
+        if cut.is_set():
+            cut.clear()
+            raise ConnectionError("gone")
+        return head(subscription, partition)
+
+    def handler(data: Any, meta: Any) -> Insert:
+        if is_bad.is_set():
+            raise LookupError
+        return insert_position(data, meta)
+
+    monkeypatch.setattr("scriba.engine.reader.HEAD_EVERY_S", 0.02)
+    monkeypatch.setattr(MemorySubscription, "head", fragile)
+    source, target, state = memory_world(*streams(1))
+    with Running(make_projection(handler, source, target), state) as coordinator:
+        wait_until(lambda: target.letters, what="the letter")
+        state.orders = Orders(Wish.PAUSED)
+        wait_until(lambda: coordinator.snapshot().status is Status.PAUSED, what="paused")
+        cut.set()
+        wait_until(lambda: not cut.is_set(), what="the cut")
+        is_bad.clear()
+        target.wish(1)
+        wait_until(lambda: target.letters[1].status == "replayed", what="the replay")
+        wait_until(lambda: not coordinator.snapshot().in_flight, what="quiet")
+        assert coordinator.snapshot().status is Status.PAUSED
+
     assert len(target.log) == 1
