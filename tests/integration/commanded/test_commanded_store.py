@@ -217,12 +217,14 @@ def test_connections_carry_the_name_of_the_projection(store: Any, subscribe: Any
     """Operators see in pg_stat_activity which projection a connection belongs to, and what for."""
     subscribe(store, checkpoint="shared", wakeup="notify").fetch(1, 0.0)
 
-    names = store.run(
-        "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE %s ORDER BY 1",
-        (f"scriba {identity}%",),
-    )
+    def roles() -> list[str]:
+        names = store.run(
+            "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE %s ORDER BY 1",
+            (f"scriba {identity}%",),
+        )
+        return [row[0].rpartition(" ")[2] for row in names]
 
-    assert [row[0].rpartition(" ")[2] for row in names] == ["listener", "lock", "reader"]
+    wait_until(lambda: roles() == ["listener", "lock", "reader"], what="all three, the listener by its own thread")
 
 
 def test_close_leaves_no_connection_and_may_come_twice(store: Any, subscribe: Any, identity: Any) -> None:
