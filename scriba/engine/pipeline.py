@@ -86,6 +86,7 @@ class LaneRun:
         self._bounded_repeats = 0
         self._singly = 0  #: so many events are tried one by one, to find the slow one
         self._judging = 0  #: so many events get a verdict pass next
+        self._is_theirs = False  #: the last try came as far as its events: before that, no failure is one's fault
         self._blamed: tuple[int, Failure, BaseException] | None = None
         self._outcomes = Outcomes(self._identity, lane)
         self.last_commit = time.monotonic()
@@ -126,9 +127,11 @@ class LaneRun:
 
     def _commit(self, items: Sequence[Routed]) -> Tally:
         """One transaction: handle, write, move cursors, count. Returns after the commit."""
+        self._is_theirs = False
         with self._writer.batch(self._lease.fence, verdict=bool(self._judging)) as batch:
             fresh = self._without_repeats(batch, items)
             held = self._held_keys(batch, fresh)
+            self._is_theirs = True
             tally = self._verdicts(batch, fresh, held) if self._judging else self._apply(batch, fresh, held)
             repeats = len(items) - len(fresh)
             if repeats:
@@ -352,7 +355,7 @@ class LaneRun:
                 return self._repeat(failure, error, batch, bounded=True)
             self._judging = len(batch)
             return Step(0)
-        return self._repeat(failure, error, batch, bounded=failure.bounded)
+        return self._repeat(failure, error, batch, bounded=failure.bounded and self._is_theirs)
 
     def _repeat(
         self, failure: Failure, error: BaseException | None, batch: Sequence[Routed], *, bounded: bool = False

@@ -168,6 +168,13 @@ MUTATIONS = [
         "test_a_handler_late_at_a_halt_that_could_not_be_recorded_commits_nothing_beside_the_next_term",
     ),
     Mutation(
+        "no blame before a batch has come to its events",
+        "scriba/engine/pipeline.py",
+        "bounded=failure.bounded and self._is_theirs",
+        "bounded=failure.bounded",
+        "tests/unit/engine/test_lane_run.py::test_a_wait_for_the_fence_is_no_events_fault_however_long_it_takes",
+    ),
+    Mutation(
         "a read that goes ahead of no write on its row",
         "scriba/targets/layers.py",
         "return table in self._drawn or key in self._rows.get(table, ())",

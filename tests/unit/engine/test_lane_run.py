@@ -313,6 +313,23 @@ def test_an_error_that_repeats_for_one_slow_event_is_bounded_and_then_its_fault(
     assert len(waits) <= 2 * BOUNDED_REPEATS
 
 
+@pytest.mark.case("B7")
+def test_a_wait_for_the_fence_is_no_events_fault_however_long_it_takes() -> None:
+    """A migration holds the segment's table, and lock_timeout ends each try: no event was so much as looked at."""
+    locked = iter(range(5 * BOUNDED_REPEATS))
+
+    def fault(at: str, batch: MemoryBatch) -> None:
+        if at == "begin" and next(locked, None) is not None:
+            raise StoreError(FailureKind.TRANSIENT, "commit:55P03 (lock_not_available)", bounded=True)
+
+    target, projection = world(fault=fault)
+    waits = settle_all(lane_run(projection), routed(projection, events(S, S, S)))
+
+    assert positions(target) == [1, 2, 3]
+    assert not target.letters
+    assert waits[-1] == BACKOFF_S[-1]
+
+
 def test_park_holds_the_rest_of_a_key_and_lets_others_flow() -> None:
     """Later events of the key are stored behind the letter, in this batch and in later ones."""
 
