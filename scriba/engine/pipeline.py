@@ -362,6 +362,7 @@ class LaneRun:
     ) -> Step:
         """Say how long to wait before the same events are tried again; blame one that repeats for ever."""
         if bounded and error is not None:
+            self._blamed = None  # its letter cannot be written either: it was not the event
             self._bounded_repeats += 1
             if self._bounded_repeats > BOUNDED_REPEATS:
                 self._bounded_repeats = 0

@@ -330,6 +330,22 @@ def test_a_wait_for_the_fence_is_no_events_fault_however_long_it_takes() -> None
     assert waits[-1] == BACKOFF_S[-1]
 
 
+@pytest.mark.case("B7")
+def test_an_event_whose_letter_cannot_be_written_either_is_not_to_blame() -> None:
+    """A lock on the tables of cursors fails whatever is settled: once it is gone, the event is handled like any other."""
+    locked = iter(range(2 * BOUNDED_REPEATS))
+
+    def fault(at: str, batch: MemoryBatch) -> None:
+        if at == "settle" and next(locked, None) is not None:
+            raise StoreError(FailureKind.TRANSIENT, "commit:55P03 (lock_not_available)", bounded=True)
+
+    target, projection = world(fault=fault)
+    settle_all(lane_run(projection), routed(projection, events(S)))
+
+    assert positions(target) == [1]
+    assert not target.letters
+
+
 def test_park_holds_the_rest_of_a_key_and_lets_others_flow() -> None:
     """Later events of the key are stored behind the letter, in this batch and in later ones."""
 
