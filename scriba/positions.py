@@ -3,7 +3,9 @@
 What always holds: a cursor row is written only if it stands *before* the first position that this batch settles for
 its key ("forward" is not enough: a batch whose COMMIT lost its answer, repeated as part of a larger one, moves forward
 and applies twice), and either all of a batch's cursors are written or :class:`~scriba.protocols.CursorRefused` is
-raised. Keys are sorted: two workers that meet on the same rows wait for each other in one direction.
+raised. Nobody waits for another's cursors: a key is one lane's, and a takeover ends every older transaction first. A batch
+may meet its own last try, whose connection broke while the server was at it. Keys are sorted, so that the two rarely
+deadlock; a join may take them in another order, and then one of them is repeated.
 """
 
 from __future__ import annotations
@@ -125,8 +127,8 @@ SELECT stream_id, position FROM scriba_positions
 WHERE projection_name = %(name)s AND projection_version = %(version)s AND stream_id = ANY(%(keys)s::text[])
 """
 
-#: Waits for its rows in the order of the arrays. Saying the keys twice keeps the look-ups on the index, also when the
-#: table has grown a millionfold since its last ANALYZE.
+#: Saying the keys twice keeps the look-ups on the index, also when the table has grown a millionfold since its last
+#: ANALYZE.
 _MOVE: Final = """
 WITH given AS MATERIALIZED (
   SELECT * FROM unnest(%(keys)s::text[], %(firsts)s::bigint[], %(lasts)s::bigint[], %(applieds)s::bigint[])
