@@ -29,7 +29,8 @@ from scriba.letters import find_letter, held_keys, next_parked, resolve_letter, 
 from scriba.positions import applied_position, begin_to_settle, cursors_of, settle_the_rest
 from scriba.protocols import Failure, FailureKind, FenceLost, WriteFailed
 from scriba.round_trips import Script, begin
-from scriba.targets.connections import driver_blocks, let_go, make_ready, make_robust, run_hooks, tidy_up
+from scriba.targets.condition import Condition
+from scriba.targets.connections import let_go, make_ready, make_robust, run_hooks, tidy_up
 from scriba.targets.folding import WriteBuffer, check_result
 from scriba.targets.orm_checks import target_checks
 from scriba.targets.watch import Elsewhere, Watch
@@ -44,7 +45,6 @@ __all__ = ["OrmTarget"]
 
 T = TypeVar("T")
 
-_INTRANS: Final = int(TransactionStatus.INTRANS)
 _ATTEMPT: Final = "scriba_attempt"
 _TRIAL: Final = "scriba_trial"
 
@@ -146,13 +146,13 @@ class OrmBatch:
         self._identity = identity
         self._cursor = connection.cursor()
         self._driver: Any = connection.connection
-        self._server: Any = self._driver.pgconn
         self._buffer = WriteBuffer(connection)
         self._unmatched = 0  #: what buffers had counted that a trial has thrown away since
         # In a verdict pass each handler's first statement has its savepoint: a read that fails is its event's fault.
         apart = {} if verdict else {"is_apart": self._buffer.is_apart}
         self._watch = Watch(connection, self._before_first_statement, **apart)
-        self._depth = self._depth_now()
+        self._condition = Condition(connection)
+        self._is_good = self._condition.is_good
         self._attempt_is_open = False  #: the savepoint of some earlier attempt is still there
 
     def check_fence(self, fence: Fence) -> None:
@@ -231,7 +231,7 @@ class OrmBatch:
         """The handler returned as if nothing were wrong: the event is to blame, what it swallowed is the cause."""
         self._raise_early_error()
         cause = self._watch.broken_by or getattr(self._connection, "rollback_exc", None)
-        cause = cause or TransactionManagementError(self._what_is_wrong())
+        cause = cause or TransactionManagementError(self._condition.what_is_wrong())
         self._undo(hooks, cause)
         failure = classify(cause)
         if failure.kind is not FailureKind.TRANSIENT:
@@ -252,81 +252,30 @@ class OrmBatch:
                 return self._watch.broken_by or link
             if self._watch.is_own(link):
                 return link
-        is_broken = self._status() is not TransactionStatus.INTRANS
+        is_broken = self._condition.status() is not TransactionStatus.INTRANS
         return (self._watch.broken_by or error) if is_broken else None
 
     def _undo(self, hooks: int, cause: BaseException) -> None:
         """Put everything back to before the attempt. Raises :class:`WriteFailed` when the transaction is past that."""
-        lost = self._lost(cause)
+        lost = self._condition.lost(cause)
         if lost is not None:
             raise WriteFailed(lost, guilty=True) from cause
-        connection, (blocks, savepoints) = self._connection, self._depth
-        connection.set_rollback(False)
-        del connection.atomic_blocks[blocks:]
-        del connection.savepoint_ids[savepoints:]
-        if not self._watch.touched and self._status() is not TransactionStatus.INTRANS:
+        self._condition.leave_blocks()
+        if not self._watch.touched and self._condition.status() is not TransactionStatus.INTRANS:
             raise WriteFailed(_NO_SAVEPOINT, guilty=False) from cause
         if self._watch.touched:
             try:
                 self._execute(f"ROLLBACK TO SAVEPOINT {_ATTEMPT}")
             except Exception as error:
                 raise WriteFailed(classify(error), guilty=False) from error
-        del connection.run_on_commit[hooks:]
-
-    # --- the state of the transaction ---------------------------------------------------------------------
-
-    def _is_good(self) -> bool:
-        """Say whether the transaction could commit as it is."""
-        connection, driver, server = self._connection, self._driver, self._server
-        blocks, savepoints = self._depth
-        return (
-            not connection.needs_rollback
-            and len(connection.atomic_blocks) == blocks
-            and len(connection.savepoint_ids) == savepoints
-            and connection.connection is driver
-            and server.transaction_status == _INTRANS
-            and not server.pipeline_status
-            and not driver_blocks(driver)
-        )
+        del self._connection.run_on_commit[hooks:]
 
     def finish(self) -> None:
         """The last look before the commit: nothing may be left in the buffer, nothing be wrong."""
         self._buffer.flush()
         if not self._is_good():
-            raise WriteFailed(_NOT_COMMITTABLE, guilty=False) from TransactionManagementError(self._what_is_wrong())
-
-    def _depth_now(self) -> tuple[int, int]:
-        return len(self._connection.atomic_blocks), len(self._connection.savepoint_ids)
-
-    def _status(self) -> TransactionStatus:
-        connection, driver = self._connection, self._driver
-        if connection.connection is not driver or connection.closed_in_transaction or driver.closed:
-            return TransactionStatus.UNKNOWN
-        return TransactionStatus(driver.pgconn.transaction_status)
-
-    def _has_open_driver_blocks(self) -> bool:
-        return bool(self._driver.pgconn.pipeline_status or driver_blocks(self._driver))
-
-    def _lost(self, cause: BaseException) -> Failure | None:
-        """Say why no savepoint can help any more; None when one can."""
-        status = self._status()
-        if status is TransactionStatus.UNKNOWN:
-            known = classify(cause)
-            return known if known.kind is FailureKind.TRANSIENT else _CLOSED
-        if status is TransactionStatus.IDLE or self._depth_now() < self._depth:
-            return _ENDED
-        if status is TransactionStatus.ACTIVE or self._has_open_driver_blocks():
-            return _LEFT_OPEN
-        return None
-
-    def _what_is_wrong(self) -> str:
-        if self._depth_now() != self._depth:
-            return "the handler left an atomic() block open, or closed one that was not its own."
-        if self._connection.needs_rollback:
-            return (
-                "the handler asked for a rollback: set_rollback(True), or an error that it swallowed inside atomic()."
-            )
-        return f"the handler left its transaction {self._status().name}: an error swallowed, a copy() or stream() unfinished."
+            wrong = TransactionManagementError(self._condition.what_is_wrong())
+            raise WriteFailed(_NOT_COMMITTABLE, guilty=False) from wrong
 
     # --- declared writes ----------------------------------------------------------------------------------
 
@@ -356,7 +305,7 @@ class OrmBatch:
     def _undo_trial(self, hooks: int, counted: int, error: BaseException) -> None:
         self._buffer.discard()
         self._unmatched += counted
-        lost = self._lost(error)
+        lost = self._condition.lost(error)
         if lost is None:
             self._connection.set_rollback(False)
             self._execute(f"ROLLBACK TO SAVEPOINT {_TRIAL}; RELEASE SAVEPOINT {_TRIAL}")
@@ -408,8 +357,4 @@ _CHECK_AND_RELEASE: Final = (
 
 #: A read that went ahead of any savepoint has failed: the verdict pass sets one, and says whose fault it was.
 _NO_SAVEPOINT: Final = Failure(FailureKind.INTEGRITY, "commit:25P02 (in_failed_sql_transaction)")
-_ENDED: Final = Failure(FailureKind.STRUCTURAL, "commit:25P01 (no_active_sql_transaction)")
 _NOT_COMMITTABLE: Final = Failure(FailureKind.STRUCTURAL, "commit:25000 (invalid_transaction_state)")
-#: Bounded: when no error explains it, the handler does this each time.
-_CLOSED: Final = Failure(FailureKind.TRANSIENT, "commit:08003 (connection_does_not_exist)", bounded=True)
-_LEFT_OPEN: Final = Failure(FailureKind.TRANSIENT, "commit:25000 (invalid_transaction_state)", bounded=True)

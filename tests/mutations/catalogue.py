@@ -63,14 +63,14 @@ MUTATIONS = [
     Mutation(
         "the undo of on_commit hooks",
         "scriba/targets/orm.py",
-        "                raise WriteFailed(classify(error), guilty=False) from error\n        del connection.run_on_commit[hooks:]",
+        "                raise WriteFailed(classify(error), guilty=False) from error\n        del self._connection.run_on_commit[hooks:]",
         "                raise WriteFailed(classify(error), guilty=False) from error",
         "tests/integration/engine/test_end_to_end.py::"
         "test_on_commit_hooks_run_once_after_the_commit_and_never_for_a_failed_attempt",
     ),
     Mutation(
         "the check that the transaction is still good",
-        "scriba/targets/orm.py",
+        "scriba/targets/condition.py",
         '        """Say whether the transaction could commit as it is."""\n',
         '        """Say whether the transaction could commit as it is."""\n        return True\n',
         "tests/integration/engine/test_swallowed_errors.py",
