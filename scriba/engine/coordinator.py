@@ -134,9 +134,9 @@ class Coordinator:
             while self.outcome is None and not self._stopping.is_set():
                 try:
                     self._patience.guard(self._once)
-                except FenceLost:
-                    extra = about(self._identity)
-                    logger.warning("%s: the lease is lost; another process may own it now", self._identity, extra=extra)
+                except FenceLost as lost:
+                    why = str(lost) or "the lease is lost; another process may own it now"
+                    logger.warning("%s: %s", self._identity, why, extra=about(self._identity))
         except ConfigurationError as error:
             self.outcome = Outcome(2, str(error))
             logger.error("%s: %s", self._identity, error, extra=about(self._identity))  # noqa: TRY400 - a message, no bug
@@ -306,7 +306,7 @@ class Coordinator:
     def _fence_off(self) -> None:
         """A handler that did not come back may not commit beside a later term: take the segment again, under another epoch."""
         if self._late_under is self._lease and not self._stopping.is_set():
-            raise FenceLost
+            raise FenceLost("takes the segment again: a handler that did not come back must not commit any more")
 
     def _record_halt(self, halt: Halt) -> None:
         """The lanes are quiet: record the halt and raise the epoch, so that nothing commits after it."""

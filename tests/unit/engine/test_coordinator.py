@@ -257,7 +257,7 @@ def test_a_process_told_to_leave_shows_that_it_drains() -> None:
 
 
 @pytest.mark.case("D5")
-def test_a_handler_late_after_a_stop_wish_commits_nothing_any_more() -> None:
+def test_a_handler_late_after_a_stop_wish_commits_nothing_any_more(caplog: pytest.LogCaptureFixture) -> None:
     """*Stopped* is a promise: what did not come back in time is refused, and a start handles its event afresh."""
     begun, release = threading.Event(), threading.Event()
     calls: list[int] = []
@@ -288,6 +288,8 @@ def test_a_handler_late_after_a_stop_wish_commits_nothing_any_more() -> None:
 
     assert len(target.log) == 1
     assert len(calls) == 2
+    assert "a handler that did not come back must not commit any more" in caplog.text
+    assert "another process may own it now" not in caplog.text
 
 
 @pytest.mark.parametrize("where", ["leave", "lane", "lease-watch", "listen"])
