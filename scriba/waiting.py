@@ -64,6 +64,7 @@ def wait_for(  # noqa: PLR0913 - the contract's signature
 ) -> int:
     """Wait until the projection `p` has settled an event, and return the event's position.
 
+    It is settled when those before it of its ordering key are; in other lanes, events before it may still be on their way.
     Name the event by `position`, by `event_id`, or by `stream_id` and `stream_version` (a `stream_id` beside
     `position` is a hint that makes the answer faster). Call it after the transaction that appended the event has
     committed: before, the event does not exist for the projection. `timeout` is in seconds.

@@ -6,18 +6,17 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connection
 from rich.table import Table
 
-import scriba
 from example_project.elixir_bank.models import Account
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 STORE = Path(__file__).parent / "store"
-LONGEST_S = 60.0
 #: Straight from the rows of the store, by the database alone: neither Scriba nor any decoder of ours takes part.
 RECOMPUTED = """
     SELECT payload ->> 'account_id',
@@ -46,8 +45,7 @@ def run(console: Console) -> None:
     """Fill the store if it is empty, run the projection to its end, verify, and print the table."""
     head = load()
     console.print(f"a Commanded event store in the schema 'eventstore': events up to number {head}")
-    with scriba.start_projection("accounts"):
-        scriba.wait_for("accounts", position=head, timeout=LONGEST_S)
+    call_command("run_projections", "accounts", until_caught_up=True)  # not wait_for: that is about one event
     expected = recomputed()
     console.print(table(expected))
     wrong = differences(expected)

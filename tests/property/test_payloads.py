@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scriba.event import Event
@@ -52,6 +52,7 @@ def test_a_letter_restores_what_was_stored(data, metadata):
 
 
 @given(texts)
+@example("null")  # a letter cannot tell it from SQL's NULL, and neither can a handler
 def test_stored_never_raises(raw):
     """Whatever a text column holds, a letter can keep it, and gets it back unchanged."""
     event = Event(1, "s", "t", "1", raw, raw, codec=CODEC)
@@ -60,16 +61,17 @@ def test_stored_never_raises(raw):
     if isinstance(data, bytes):
         assert restored.raw == raw
     else:
-        assert _same(load_json(restored.raw), load_json(raw))
+        assert _same(JsonColumn().load(restored.raw, ""), load_json(raw))
 
 
 @given(st.binary(max_size=40))
+@example(b"null")
 def test_stored_never_raises_for_bytes(raw):
     """The same for a binary column."""
     event = Event(1, "s", "t", "1", raw, None, codec=BINARY)
     data, _ = event.stored()
     restored = BINARY.restore(event._replace(raw=data, codec=None))
-    assert restored.raw == raw or _same(load_json(restored.raw), load_json(raw))
+    assert restored.raw == raw or _same(JsonColumn(is_binary=True).load(restored.raw, ""), load_json(raw))
 
 
 def _same(left: Any, right: Any) -> bool:
